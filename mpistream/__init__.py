@@ -1,0 +1,60 @@
+"""Parallel output of MPI simulations into one sharded Zarr v3 store.
+
+Every rank writes its own shards, without locks and without a gather of field data; small tokens go to
+rank 0, which verifies that they tile the store and only then commits.
+"""
+
+from mpistream._version import __version__
+from mpistream.commit import CommitReceipt, CommitToken
+from mpistream.errors import (
+    AlignmentError,
+    CommitError,
+    FencedError,
+    FormatError,
+    MPIStreamError,
+    ProtocolError,
+    ResumeError,
+    SchemaError,
+    StoreError,
+    TilingError,
+)
+from mpistream.grid import Region
+from mpistream.layout import Plan, decompose, plan
+from mpistream.options import Options
+from mpistream.parallel import StreamWriter, write_open, write_resume
+from mpistream.reader import StoreReader, open_reader, read_output_manifest, read_record, read_static
+from mpistream.schema import AppendTime, Coordinate, StreamSchema, Variable, schema_fingerprint
+
+__all__ = [
+    "AlignmentError",
+    "AppendTime",
+    "CommitError",
+    "CommitReceipt",
+    "CommitToken",
+    "Coordinate",
+    "FencedError",
+    "FormatError",
+    "MPIStreamError",
+    "Options",
+    "Plan",
+    "ProtocolError",
+    "Region",
+    "ResumeError",
+    "SchemaError",
+    "StoreError",
+    "StoreReader",
+    "StreamSchema",
+    "StreamWriter",
+    "TilingError",
+    "Variable",
+    "__version__",
+    "decompose",
+    "open_reader",
+    "plan",
+    "read_output_manifest",
+    "read_record",
+    "read_static",
+    "schema_fingerprint",
+    "write_open",
+    "write_resume",
+]

@@ -1,0 +1,479 @@
+"""The decision: which tokens make a commit. No I/O, no communication, no clock.
+
+Theory of operation
+-------------------
+A commit has eight steps, and their order is what keeps the promises:
+
+1. *Stage.* Every file is written under its writer's stage folder and synced.
+2. *Arrive.* Every rank tells rank 0 what it is about to do and whether it is ready. Anything but
+   "ready" from all, and every rank raises; no key of the store has changed.
+3. *Place.* Rank 0 answers "go"; each rank renames its staged files to their keys and syncs the folders.
+4. *Gather.* Rank 0 gathers one `CommitToken` a rank: what lies in place, durably, or what went wrong.
+5. *Decide.* `decide` checks that the tokens belong together and tile every variable exactly once.
+6. *Commit.* The owner renames the time chunk, then the manifest. The manifest's rename is the commit.
+7. *Outcome.* Rank 0 sends the receipt or the error. A contributor believes nothing else.
+8. *Publish.* The owner brings the Zarr documents in step with the manifest.
+
+This room is step 5, and the same decision for a resume: `recover`.
+
+Invariants
+----------
+I1  A record is committed iff the manifest says so. There is one manifest, and an invalid one is
+    FormatError, never a silent fall-back.
+I2  A manifest names only what was durable and in place before its token was gathered.
+I3  The shards of a committed record cover each variable's box exactly.
+I4  Within an epoch every shard key has one writer.
+I5  While a record stays committed, its decoded content never changes.
+I6  After any crash, recovery finds the last committed state or the one whose manifest was being
+    renamed, nothing else; running recovery twice gives the same but for epoch and commit_seq.
+
+With ``durability="none"`` I2 and I6 hold for the death of processes, not for that of the machine; even
+then an object that replaces one with committed records is synced, and so is the manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from mpistream.errors import FormatError
+from mpistream.grid import Box, Region, box_n_cells
+from mpistream.layout import assign_writers
+from mpistream.manifest import Dropped, Manifest, add_times, subtract_times
+from mpistream.schema import Role, StreamSchema
+
+__all__ = [
+    "CommitReceipt",
+    "CommitToken",
+    "Decision",
+    "EpochState",
+    "Fault",
+    "Share",
+    "decide",
+    "next_manifest",
+    "prove_epoch",
+    "recover",
+    "times_sha256",
+]
+
+
+def times_sha256(times: Sequence[float]) -> str:
+    """Return the sha256 of times as little-endian float64: equal iff they are bitwise the same.
+
+    Not collective.
+    """
+    return hashlib.sha256(np.asarray(times, "<f8").tobytes()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitToken:
+    """What one writer has put in place since the last committed state.
+
+    Its size depends neither on the array nor on the number of shards.
+    """
+
+    store_id: str
+    run_id: str
+    fingerprint: str
+    epoch: int
+    base_seq: int
+    """The commit_seq on which it builds."""
+    writer: int
+    start: int
+    stop: int
+    """Record set, half-open."""
+    last_t: float | None
+    times_sha256: str
+    n_cells: Mapping[str, int]
+    """Variable -> cells in place, over all records of the set."""
+    statics: Mapping[str, int]
+    """Static -> cells in place."""
+    region: Region
+    n_objects: int
+    nbytes: int
+    """Bytes on disk."""
+    failure: Mapping[str, Any] | None = None
+    """What went wrong while placing, as `mpistream.errors.error_to_json` describes it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the token as JSON types.
+
+        Not collective.
+        """
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {
+            **plain,
+            "n_cells": dict(self.n_cells),
+            "statics": dict(self.statics),
+            "region": self.region.to_json(),
+            "failure": None if self.failure is None else dict(self.failure),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> CommitToken:
+        """Return the token that `to_json` described.
+
+        Not collective.
+
+        Raises
+        ------
+        FormatError
+            Kind ``token`` when it is not such a description.
+        """
+        try:
+            return cls(**{**document, "region": Region.from_json(document["region"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"damaged token: {type(error).__name__}: {error}", kind="token") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitReceipt:
+    """What a commit did: the same on every rank."""
+
+    commit_seq: int
+    epoch: int
+    n_records: int
+    last_t: float | None
+    n_new_records: int
+    new_statics: tuple[str, ...]
+    n_objects: int
+    nbytes: int
+    """Bytes that this commit put on disk, over all ranks, documents left out."""
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    """On the owner: what did not go well after the commit and will be done again by the next one."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the receipt as JSON types.
+
+        Not collective.
+        """
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> CommitReceipt:
+        """Return the receipt that `to_json` described.
+
+        Not collective.
+        """
+        return cls(
+            **{
+                **document,
+                "new_statics": tuple(document["new_statics"]),
+                "warnings": tuple(document["warnings"]),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochState:
+    """What is fixed for an epoch: who writes which boxes of which array. Made by `prove_epoch` only."""
+
+    regions: tuple[Region, ...]
+    boxes: Mapping[str, Sequence[tuple[Box, ...]]]
+    """Array name -> per writer the boxes it writes, over the dims without time; proven to tile it."""
+    n_cells: Mapping[str, tuple[int, ...]]
+    """Array name -> per writer the cells it writes of one record."""
+
+    def share(self, writer: int) -> Share:
+        """Return what one writer writes."""
+        boxes = {name: by_writer[writer] for name, by_writer in self.boxes.items()}
+        return Share(writer=writer, region=self.regions[writer], boxes=boxes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one writer writes in an epoch."""
+
+    writer: int
+    region: Region
+    boxes: Mapping[str, tuple[Box, ...]]
+    """Sharded array -> the boxes it writes, over the dims without time."""
+
+    def n_cells(self, name: str) -> int:
+        """Return the cells of one record of an array that it writes."""
+        return sum(map(box_n_cells, self.boxes[name]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the share as JSON types.
+
+        Not collective.
+        """
+        return {"writer": self.writer, "region": self.region.to_json(), "boxes": dict(self.boxes)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Share:
+        """Return the share that `to_json` described.
+
+        Not collective.
+        """
+        boxes = {
+            name: tuple(tuple((int(a), int(b)) for a, b in box) for box in found)
+            for name, found in document["boxes"].items()
+        }
+        return cls(writer=document["writer"], region=Region.from_json(document["region"]), boxes=boxes)
+
+
+def prove_epoch(schema: StreamSchema, regions: Sequence[Region]) -> EpochState:
+    """Return who writes what, once it is proven that it tiles every array exactly once.
+
+    Not collective.
+
+    Raises
+    ------
+    AlignmentError, TilingError
+        As `mpistream.layout.assign_writers`.
+    """
+    boxes = assign_writers(schema, regions)
+    n_cells = {name: tuple(sum(map(box_n_cells, b)) for b in by_writer) for name, by_writer in boxes.items()}
+    # A variable over time alone has no shards: the owner writes one cell of it a record.
+    for array in schema.arrays.values():
+        if array.role is Role.SERIES:
+            n_cells[array.name] = (1, *[0] * (len(regions) - 1))
+    return EpochState(regions=tuple(regions), boxes=boxes, n_cells=n_cells)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One reason against a commit."""
+
+    kind: str
+    text: str
+    writer: int | None = None
+    errno: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A new manifest with its receipt, or the reasons against it."""
+
+    manifest: Manifest | None = None
+    receipt: CommitReceipt | None = None
+    faults: tuple[Fault, ...] = ()
+
+
+def decide(
+    manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken], times: Sequence[float]
+) -> Decision:
+    """Return the manifest that the tokens make, or all reasons against it.
+
+    Not collective.
+
+    Parameters
+    ----------
+    manifest
+        The last committed state.
+    epoch
+        Who writes what.
+    tokens
+        One per writer, in any order.
+    times
+        The owner's times of the record set; every token must have the same, bitwise.
+    """
+    faults = [
+        Fault(
+            kind=str(t.failure["kind"]),
+            text=f"rank {t.writer}: {t.failure['message']}",
+            writer=t.writer,
+            errno=t.failure["errno"],
+        )
+        for t in tokens
+        if t.failure is not None
+    ]
+    faults = faults or _identity_faults(manifest, epoch, tokens)
+    faults = faults or _record_faults(manifest, tokens, times)
+    faults = faults or [*_region_faults(epoch, tokens), *_cover_faults(manifest, epoch, tokens)]
+    if faults:
+        return Decision(faults=tuple(faults))
+    names = sorted({name for t in tokens for name in t.statics})
+    new = next_manifest(manifest, times, names)
+    receipt = CommitReceipt(
+        commit_seq=new.commit_seq,
+        epoch=new.epoch,
+        n_records=new.n_records,
+        last_t=new.last_t,
+        n_new_records=len(times),
+        new_statics=tuple(names),
+        n_objects=sum(t.n_objects for t in tokens),
+        nbytes=sum(t.nbytes for t in tokens),
+    )
+    return Decision(manifest=new, receipt=receipt)
+
+
+def next_manifest(manifest: Manifest, times: Sequence[float], statics: Sequence[str]) -> Manifest:
+    """Return the committed state after a commit: every rank computes the same.
+
+    Not collective.
+
+    Parameters
+    ----------
+    manifest
+        The state before.
+    times
+        Times of the new records.
+    statics
+        Names of the new statics.
+    """
+    new = manifest.with_records(
+        manifest.n_records + len(times),
+        times[-1] if times else manifest.last_t,
+        add_times(manifest.times_digest, manifest.n_records, times),
+    )
+    return replace(
+        new,
+        commit_seq=manifest.commit_seq + 1,
+        statics=tuple(sorted({*manifest.statics, *statics})),
+        # The first commit of an epoch makes what its resume dropped unreachable; only then is it deleted.
+        dropped=(),
+    )
+
+
+def _identity_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken]) -> list[Fault]:
+    """One token per writer, all of this store, opening and base."""
+    faults = []
+    seen: dict[int, int] = {}
+    for t in tokens:
+        seen[t.writer] = seen.get(t.writer, 0) + 1
+        for what, theirs, ours in (
+            ("store", t.store_id, manifest.store_id),
+            ("schema fingerprint", t.fingerprint, manifest.fingerprint),
+            ("epoch", t.epoch, manifest.epoch),
+            ("run", t.run_id, manifest.run_id),
+            ("base commit", t.base_seq, manifest.commit_seq),
+        ):
+            if theirs != ours:
+                faults.append(
+                    Fault(kind="token", text=f"rank {t.writer}: token of {what} {theirs}, not {ours}", writer=t.writer)
+                )
+                break
+    for writer in range(len(epoch.regions)):
+        n = seen.pop(writer, 0)
+        if n != 1:
+            text = f"rank {writer}: no token" if n == 0 else f"rank {writer}: {n} tokens"
+            faults.append(Fault(kind="token", text=text, writer=writer))
+    faults += [
+        Fault(kind="token", text=f"token of rank {w}, there are {len(epoch.regions)} ranks", writer=w)
+        for w in sorted(seen)
+    ]
+    return faults
+
+
+def _record_faults(manifest: Manifest, tokens: Sequence[CommitToken], times: Sequence[float]) -> list[Fault]:
+    """The same record set, behind what is committed, at bitwise the same times."""
+    first = min(tokens, key=lambda t: t.writer)
+    if any((t.start, t.stop) != (first.start, first.stop) for t in tokens):
+        said = ", ".join(f"rank {t.writer} {t.stop - t.start} records to t = {t.last_t}" for t in tokens[:8])
+        more = f" and {len(tokens) - 8} more ranks" if len(tokens) > 8 else ""  # noqa: PLR2004
+        return [
+            Fault(
+                kind="records",
+                text=f"the ranks wrote different records: {said}{more}; call rollback() on every rank and write again",
+            )
+        ]
+    if first.start != manifest.n_records or first.stop - first.start != len(times):
+        text = (
+            f"records {first.start} to {first.stop} do not follow the {manifest.n_records} committed ones "
+            f"with {len(times)} times"
+        )
+        return [Fault(kind="records", text=text)]
+    sha = times_sha256(times)
+    return [
+        Fault(
+            kind="times",
+            text=f"rank {t.writer}: its times differ from the owner's (last t = {t.last_t!r}, not "
+            f"{times[-1] if times else None!r}); call rollback() on every rank and write again",
+            writer=t.writer,
+        )
+        for t in tokens
+        if t.times_sha256 != sha
+    ]
+
+
+def _region_faults(epoch: EpochState, tokens: Sequence[CommitToken]) -> list[Fault]:
+    """The regions that were proven to tile every variable when the epoch began."""
+    return [
+        Fault(
+            kind="tiling",
+            text=f"rank {t.writer}: token over {t.region!r}, the epoch's layout says {epoch.regions[t.writer]!r}",
+            writer=t.writer,
+        )
+        for t in tokens
+        if t.region != epoch.regions[t.writer]
+    ]
+
+
+def _cover_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken]) -> list[Fault]:
+    """Every cell of every variable and record, and of every static that anybody wrote, exactly once."""
+    faults = []
+    named = {name for t in tokens for name in t.statics}
+    for name in sorted(named & set(manifest.statics)):
+        faults.append(Fault(kind="static", text=f"static {name!r} is committed already; it is written once"))
+    streaming = [a.name for a in manifest.schema.arrays.values() if a.has_time]
+    for t in tokens:
+        n_records = t.stop - t.start
+        wanted = [(name, n_records, t.n_cells.get(name, 0)) for name in streaming]
+        wanted += [(name, 1, t.statics.get(name, 0)) for name in sorted(named)]
+        unknown = {*t.n_cells, *t.statics} - set(epoch.n_cells)
+        faults += [
+            Fault(kind="tiling", text=f"rank {t.writer}: unknown variable {name!r}", writer=t.writer)
+            for name in sorted(unknown)
+        ]
+        for name, n, found in wanted:
+            cells = epoch.n_cells.get(name)
+            if cells is not None and found != cells[t.writer] * n:
+                faults.append(
+                    Fault(
+                        kind="tiling",
+                        text=f"rank {t.writer}: {found} cells of {name!r} are in place, its part of {n} "
+                        f"record{'s' if n != 1 else ''} has {cells[t.writer] * n} in {epoch.regions[t.writer]!r}",
+                        writer=t.writer,
+                    )
+                )
+    return faults
+
+
+def recover(
+    manifest: Manifest,
+    *,
+    epoch: int,
+    run_id: str,
+    n_keep: int,
+    last_t: float | None,
+    dropped_times: Sequence[float],
+    layout_digest: str,
+) -> Manifest:
+    """Return the first manifest of a new epoch, with the first ``n_keep`` records.
+
+    Not collective.
+
+    Parameters
+    ----------
+    manifest
+        The last committed state.
+    epoch, run_id
+        The new opening's.
+    n_keep
+        Records to keep.
+    last_t
+        Time of the last of them.
+    dropped_times
+        Times of the records behind them.
+    layout_digest
+        Digest of the new epoch's layout document.
+    """
+    assert n_keep + len(dropped_times) == manifest.n_records
+    new = manifest.with_records(n_keep, last_t, subtract_times(manifest.times_digest, n_keep, dropped_times))
+    dropped = manifest.dropped
+    if dropped_times:
+        dropped = (*dropped, Dropped(epoch=epoch, start=n_keep, stop=manifest.n_records))
+    return replace(
+        new,
+        run_id=run_id,
+        epoch=epoch,
+        commit_seq=manifest.commit_seq + 1,
+        dropped=dropped,
+        layout_digest=layout_digest,
+    )

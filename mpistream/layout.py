@@ -1,0 +1,376 @@
+"""From a schema and a number of writers to shapes, regions and their cost.
+
+The default layout: inner chunks near 1 MiB, whole rows in the fastest dims; shards are the ranks' boxes
+rounded up to inner chunks, towards 64 MiB an object; time extents 1. Lengths that the schema gives stand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mpistream.errors import AlignmentError
+from mpistream.grid import Box, Region, assign_shards, box_n_cells, split_units
+from mpistream.schema import ArraySpec, Role, StreamSchema
+
+__all__ = ["Plan", "assign_writers", "decompose", "plan", "resolve_layout"]
+
+_MIB = 1024 * 1024
+_CHUNK_NBYTES = _MIB
+_OBJECT_NBYTES = 64 * _MIB
+_SMALL_OBJECT_NBYTES = 4 * _MIB
+_MANY_OBJECTS = 10_000
+# Given regions may force shards that are smaller than the regions, up to this many objects a writer and record.
+_MAX_FORCED_OBJECTS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Axis:
+    """What is known about one dim before its lengths are chosen."""
+
+    size: int
+    shard: int | None
+    chunk: int | None
+    box: int
+    """Extent of a writer's box; with ``is_exact`` the shard must divide it."""
+    is_exact: bool
+
+
+def _largest_divisor(n: int, limit: int) -> int:
+    return max(d for k in range(1, math.isqrt(n) + 1) if n % k == 0 for d in (k, n // k) if d <= max(limit, 1))
+
+
+def _chunk_lengths(itemsize: int, time_extent: int, axes: Sequence[_Axis]) -> list[int]:
+    """Fill an inner chunk from the fastest dim until it has about 1 MiB."""
+    room = max(_CHUNK_NBYTES // (itemsize * time_extent), 1)
+    lengths: list[int] = []
+    for axis in reversed(axes):
+        if axis.chunk is not None:
+            length = axis.chunk
+        elif axis.shard is not None or axis.is_exact:
+            length = _largest_divisor(axis.shard or axis.box, room)
+        else:
+            # Equal parts: 10 rows of which 6 fit are 5 and 5, not 6 and 4.
+            length = -(-axis.box // -(-axis.box // min(axis.box, room)))
+        lengths.append(length)
+        room = max(room // length, 1)
+    return lengths[::-1]
+
+
+def _shard_lengths(itemsize: int, time_extent: int, axes: Sequence[_Axis], chunk: Sequence[int]) -> list[int]:
+    """Round the boxes up to inner chunks; cut the slowest dims where that is more than 64 MiB."""
+    lengths = [a.shard or -(-a.box // c) * c for a, c in zip(axes, chunk, strict=True)]
+    for i, axis in enumerate(axes):
+        excess = -(-itemsize * time_extent * math.prod(lengths) // _OBJECT_NBYTES)
+        n = lengths[i] // chunk[i]
+        if axis.shard is not None or excess <= 1 or n <= 1:
+            continue
+        # Parts that divide the box evenly keep the ranks' loads equal: look for them up to twice as many.
+        parts = range(min(excess, n), min(2 * excess, n) + 1)
+        even = [k for k in parts if n % k == 0]
+        if axis.is_exact:
+            lengths[i] = _largest_divisor(n, n // min(excess, n)) * chunk[i]
+        else:
+            lengths[i] = -(-n // (even[0] if even else parts[0])) * chunk[i]
+    return lengths
+
+
+def _time_lengths(array: ArraySpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if not array.has_time:
+        return (), ()
+    shard, chunk = array.shard_shape[0], array.chunk_shape[0]
+    if shard is None:
+        shard = chunk or 1
+    return (shard,), (chunk if chunk is not None else 1,)
+
+
+def _space(array: ArraySpec, shape: Sequence[int | None]) -> Sequence[int | None]:
+    return shape[1:] if array.has_time else shape
+
+
+def _boxes_of(
+    sizes: Mapping[str, int], units: Mapping[str, int], n_writers: int
+) -> tuple[dict[str, int], dict[str, bool]]:
+    """Return the largest box extent per dim of a balanced decomposition into whole units."""
+    boxes = split_units([-(-n // units[d]) for d, n in sizes.items()], n_writers, list(units.values()))
+    extents = {d: max(b[i][1] - b[i][0] for b in boxes) * units[d] for i, d in enumerate(sizes)}
+    return extents, dict.fromkeys(sizes, False)
+
+
+def _boxes_of_regions(
+    sizes: Mapping[str, int], regions: Sequence[Region], given: Mapping[str, int | None]
+) -> tuple[dict[str, int], dict[str, bool]]:
+    """Return per dim the longest shard that puts every edge of the given regions on a shard edge."""
+    extents: dict[str, int] = {}
+    is_exact: dict[str, bool] = {}
+    for i, (dim, size) in enumerate(sizes.items()):
+        edges = {edge for r in regions for box in r.boxes for edge in box[i] if edge != size}
+        common = math.gcd(*edges)
+        extents[dim], is_exact[dim] = (common, True) if common else (size, False)
+    active = sum(not r.is_empty for r in regions)
+    free = {d: n for d, n in sizes.items() if given.get(d) is None}
+    n_objects = math.prod(-(-n // extents[d]) for d, n in free.items())
+    if n_objects > _MAX_FORCED_OBJECTS * max(active, 1):
+        dim = max(free, key=lambda d: free[d] / extents[d])
+        lengths = sorted({b[list(sizes).index(dim)][1] - b[list(sizes).index(dim)][0] for r in regions for b in r.boxes})
+        raise AlignmentError(
+            f"dim {dim!r}: the given regions have lengths {lengths}, whose edges share only multiples of "
+            f"{extents[dim]}: that is {n_objects} objects a record for {active} writers; make all regions but the "
+            f"last multiples of one shard length, for example {-(-sizes[dim] // max(active, 1))}, or leave region out",
+            kind="layout",
+        )
+    return extents, is_exact
+
+
+def _reference(schema: StreamSchema) -> ArraySpec:
+    """Return the array that decides the shards: the largest of those that have the most partitioned dims."""
+    dims = set(schema.partitioned_dims)
+    sharded = [a for a in schema.arrays.values() if a.is_sharded] or list(schema.arrays.values())
+    return max(
+        sharded,
+        key=lambda a: (a.has_time, len(dims & set(a.dims)), a.dtype.itemsize * math.prod(a.shape)),
+    )
+
+
+def resolve_layout(schema: StreamSchema, n_writers: int, regions: Sequence[Region] | None = None) -> StreamSchema:
+    """Return the schema with the layout of every array chosen.
+
+    Not collective.
+
+    Parameters
+    ----------
+    schema
+        Lengths that it gives stand.
+    n_writers
+        Number of ranks.
+    regions
+        The ranks' own regions, when they chose them.
+
+    Raises
+    ------
+    AlignmentError
+        When the given regions' edges share no useful shard length.
+    """
+    if schema.is_resolved:
+        return schema
+    reference = _reference(schema)
+    dims = reference.space_dims
+    sizes = dict(zip(dims, reference.shape, strict=True))
+    given = dict(zip(dims, _space(reference, reference.shard_shape), strict=True))
+    given_chunk = dict(zip(dims, _space(reference, reference.chunk_shape), strict=True))
+    partitioned = {d: n for d, n in sizes.items() if d in schema.partitioned_dims}
+    if regions is None:
+        units = {d: given[d] or given_chunk[d] or 1 for d in partitioned}
+        extents, is_exact = _boxes_of(partitioned, units, n_writers)
+    else:
+        extents, is_exact = _boxes_of_regions(partitioned, [r.project(partitioned) for r in regions], given)
+    axes = [
+        _Axis(
+            size=n, shard=given[d], chunk=given_chunk[d], box=min(extents.get(d, n), n), is_exact=is_exact.get(d, False)
+        )
+        for d, n in sizes.items()
+    ]
+    time_shard, time_chunk = _time_lengths(reference)
+    itemsize = reference.dtype.itemsize
+    chunk = _chunk_lengths(itemsize, math.prod(time_chunk), axes)
+    shards = dict(zip(dims, _shard_lengths(itemsize, math.prod(time_shard), axes, chunk), strict=True))
+    layout = {
+        a.name: _layout_of(a, shards, chunk if a is reference else None)
+        for a in schema.arrays.values()
+        if not a.is_resolved
+    }
+    return schema.with_layout(layout)
+
+
+def _layout_of(
+    array: ArraySpec, shards: Mapping[str, int], chunk: Sequence[int] | None
+) -> tuple[list[int], list[int]]:
+    """Return shard and inner chunk of one array, its shards on the edges that all arrays share."""
+    time_shard, time_chunk = _time_lengths(array)
+    own = zip(
+        array.space_dims,
+        array.shape,
+        _space(array, array.shard_shape),
+        _space(array, array.chunk_shape),
+        strict=True,
+    )
+    axes = [
+        _Axis(size=n, shard=s or (_rounded(shards.get(d, n), c)), chunk=c, box=n, is_exact=False) for d, n, s, c in own
+    ]
+    shard = [a.shard or a.size for a in axes]
+    if chunk is None:
+        chunk = _chunk_lengths(array.dtype.itemsize, math.prod(time_chunk), axes)
+    return [*time_shard, *shard], [*time_chunk, *chunk]
+
+
+def _rounded(length: int, chunk: int | None) -> int:
+    return length if chunk is None else -(-length // chunk) * chunk
+
+
+def decompose(schema: StreamSchema, n_writers: int) -> list[Region]:
+    """Split the grid into one balanced, shard-aligned box per rank.
+
+    Not collective.
+
+    Parameters
+    ----------
+    schema
+        The schema; a layout that is open is chosen for ``n_writers`` first.
+    n_writers
+        Number of ranks. With more ranks than shards the last regions are empty.
+
+    Returns
+    -------
+    One region per rank, over the partitioned dims.
+    """
+    schema = resolve_layout(schema, n_writers)
+    sizes = schema.partitioned_sizes
+    units = {
+        d: math.lcm(*(g.shard_shape[g.dims.index(d)] for a in _sharded(schema) for g in [a.grid] if d in g.dims))
+        for d in sizes
+    }
+    boxes = split_units([-(-n // units[d]) for d, n in sizes.items()], n_writers, list(units.values()))
+    regions = []
+    for box in boxes:
+        cells: Box = tuple(
+            (min(a * u, n), min(b * u, n)) for (a, b), u, n in zip(box, units.values(), sizes.values(), strict=True)
+        )
+        regions.append(Region.of_box(tuple(sizes), cells))
+    return regions
+
+
+def _sharded(schema: StreamSchema) -> list[ArraySpec]:
+    return [a for a in schema.arrays.values() if a.is_sharded]
+
+
+def assign_writers(schema: StreamSchema, regions: Sequence[Region]) -> dict[str, list[tuple[Box, ...]]]:
+    """Return which boxes of each array each rank writes; this is the tiling proof.
+
+    Not collective.
+
+    Parameters
+    ----------
+    schema
+        A resolved schema.
+    regions
+        One region per rank.
+
+    Returns
+    -------
+    Array name -> per rank the boxes over the array's dims without time.
+
+    Raises
+    ------
+    AlignmentError
+        When a region does not lie on shard edges.
+    TilingError
+        When the regions overlap or leave a hole, or no rank holds a shard of an array of fewer dims whole.
+    """
+    return {a.name: assign_shards(a.grid, schema.partitioned_dims, regions) for a in _sharded(schema)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run will write, per record, before it writes anything."""
+
+    n_writers: int
+    n_active_writers: int
+    """Writers with a region that is not empty."""
+    n_objects_per_record: float
+    """Shards a record, over all variables; a row of R records counts 1/R."""
+    n_folders_per_record: float
+    nbytes_per_record: int
+    """Bytes before compression."""
+    max_writer_nbytes_per_record: int
+    max_object_nbytes: int
+    """Bytes before compression of the largest variable's shard."""
+    writer_memory_nbytes: int
+    """Most bytes that the rows of one writer hold in memory, if nothing compresses."""
+    warnings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.n_active_writers} of {self.n_writers} ranks write {_size(self.nbytes_per_record)} a record "
+            f"in {self.n_objects_per_record:g} objects of at most {_size(self.max_object_nbytes)}, "
+            f"{self.n_folders_per_record:g} folders; at most {_size(self.max_writer_nbytes_per_record)} a rank and "
+            f"record, {_size(self.writer_memory_nbytes)} in memory"
+        )
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:  # noqa: PLR2004
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.4g} TiB"
+
+
+def plan(schema: StreamSchema, regions: Iterable[Region]) -> Plan:
+    """Return what a run on these regions writes: objects, folders, bytes and memory, with warnings.
+
+    Not collective.
+
+    Parameters
+    ----------
+    schema
+        The schema; a layout that is open is chosen for these regions.
+    regions
+        One region per rank, for example from `decompose`.
+
+    Raises
+    ------
+    AlignmentError, TilingError
+        As in `write_open`.
+    """
+    regions = list(regions)
+    schema = resolve_layout(schema, len(regions), regions)
+    owners = assign_writers(schema, regions)
+    objects = folders = 0.0
+    memory = [0] * len(regions)
+    record = [0] * len(regions)
+    for a in schema.arrays.values():
+        if a.role is not Role.VARIABLE:
+            continue
+        objects += a.grid.n_shards / a.row_length
+        if schema.key_separator == "/":
+            folders += (1 + sum(math.prod(a.grid.grid_shape[:i]) for i in range(1, len(a.dims) - 1))) / a.row_length
+        slab = a.resolved_chunk_shape[0] if a.resolved_chunk_shape[0] > 1 else 0
+        for i, boxes in enumerate(owners[a.name]):
+            nbytes = a.dtype.itemsize * sum(map(box_n_cells, boxes))
+            record[i] += nbytes
+            memory[i] += nbytes * (a.row_length + slab)
+    shards = {
+        a.name: a.dtype.itemsize * a.row_length * math.prod(map(min, a.shape, a.grid.shard_shape))
+        for a in schema.arrays.values()
+        if a.role is Role.VARIABLE
+    }
+    return Plan(
+        n_writers=len(regions),
+        n_active_writers=sum(not r.is_empty for r in regions),
+        n_objects_per_record=objects,
+        n_folders_per_record=folders,
+        nbytes_per_record=sum(record),
+        max_writer_nbytes_per_record=max(record),
+        max_object_nbytes=max(shards.values(), default=0),
+        writer_memory_nbytes=max(memory),
+        warnings=_warnings(schema, shards, objects),
+    )
+
+
+def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float) -> tuple[str, ...]:
+    found = []
+    small = {n: b for n, b in shards.items() if b < _SMALL_OBJECT_NBYTES}
+    if small:
+        name = min(small, key=lambda n: small[n])
+        row = schema.arrays[name].row_length
+        found.append(
+            f"objects of variable {name!r} have {_size(small[name])} before compression, under 4 MiB: "
+            f"raise shard_shape, for example its {schema.time_dim!r} from {row} to "
+            f"{row * -(-_SMALL_OBJECT_NBYTES // small[name])}"
+        )
+    if n_objects > _MANY_OBJECTS:
+        found.append(
+            f"{n_objects:g} objects a record, over 10,000: raise shard_shape, or its {schema.time_dim!r} length"
+        )
+    return tuple(found)

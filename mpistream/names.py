@@ -1,0 +1,200 @@
+"""What may be said in a description: names, attributes and fill values, checked and made JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpistream.errors import SchemaError
+
+__all__ = [
+    "DTYPES",
+    "canonical_json",
+    "check_name",
+    "fill_array",
+    "fill_from_json",
+    "fill_to_json",
+    "json_value",
+    "stored_dtype",
+]
+
+# Zarr v3 core, "Core data types" and the complex extensions; the names are numpy's as well.
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+
+# Linux NAME_MAX is 255 bytes; chunk keys with "." grow from the array's name only below its folder.
+_MAX_NAME_NBYTES = 200
+
+
+def check_name(what: str, name: Any) -> str:
+    """Return ``name`` if it may name a dim or an array, which also makes it the name of a folder.
+
+    Not collective.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``name``, with what is wrong (Zarr v3 core, "Node names").
+    """
+    problem = ""
+    if not isinstance(name, str):
+        problem = "is not a string"
+    elif name == "":
+        problem = "is empty"
+    elif name.startswith("."):
+        problem = "begins with a dot"
+    elif name.startswith("__"):
+        problem = "begins with two underscores, which Zarr keeps for itself"
+    elif "/" in name or "\\" in name:
+        problem = "contains a slash"
+    elif any(ord(c) < 32 or ord(c) == 127 for c in name):  # noqa: PLR2004 (ASCII control characters)
+        problem = "contains a control character"
+    elif name == "zarr.json":
+        problem = "is the name of Zarr's own document"
+    else:
+        try:
+            if len(name.encode()) > _MAX_NAME_NBYTES:
+                problem = f"has {len(name.encode())} bytes, at most {_MAX_NAME_NBYTES} are allowed"
+        except UnicodeEncodeError:
+            problem = "is not valid Unicode, so it has no UTF-8 form"
+    if problem:
+        raise SchemaError(f"{what} {name!r} {problem}; choose another name", kind="name")
+    return str(name)
+
+
+def json_value(what: str, value: Any) -> Any:
+    """Return ``value`` as plain JSON types; numpy scalars and arrays are converted.
+
+    Not collective.
+
+    Parameters
+    ----------
+    what
+        Path of the value for messages, for example ``variable 'u', attribute 'valid_max'``.
+    value
+        The value.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``attribute`` for what JSON has no form for; NaN and infinity are refused by name.
+    """
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise SchemaError(f"{what} is {value}, which JSON can't hold; leave it out", kind="attribute")
+        return value
+    if isinstance(value, list | tuple):
+        return [json_value(f"{what}[{i}]", v) for i, v in enumerate(value)]
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise SchemaError(f"{what}: key {key!r} is not a string", kind="attribute")
+        return {k: json_value(f"{what}[{k!r}]", v) for k, v in value.items()}
+    raise SchemaError(
+        f"{what} is a {type(value).__name__}, which JSON can't hold; give a number, string, list or mapping",
+        kind="attribute",
+    )
+
+
+def canonical_json(value: Any) -> bytes:
+    """Return the one byte form of a JSON value: sorted keys, no spaces, ASCII, floats as ``float.hex()``.
+
+    Not collective.
+    """
+
+    def plain(v: Any) -> Any:
+        if isinstance(v, float):
+            return v.hex()
+        if isinstance(v, Mapping):
+            return {k: plain(x) for k, x in v.items()}
+        if isinstance(v, list | tuple):
+            return [plain(x) for x in v]
+        return v
+
+    return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+
+def stored_dtype(what: str, dtype: Any) -> np.dtype[Any]:
+    """Return the dtype on disk, in native byte order.
+
+    Not collective.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``dtype`` for one that is not among `DTYPES`.
+    """
+    try:
+        found = np.dtype(dtype).newbyteorder("=")
+    except TypeError as error:
+        raise SchemaError(f"{what}: {dtype!r} is not a dtype; use one of {', '.join(DTYPES)}", kind="dtype") from error
+    if found.name not in DTYPES:
+        raise SchemaError(f"{what}: dtype {found.name} is not supported; use one of {', '.join(DTYPES)}", kind="dtype")
+    return found
+
+
+def fill_array(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]:
+    """Return the fill value as a 0-d array; by default NaN for floats, 0 otherwise.
+
+    Not collective.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``fill_value`` when ``dtype`` can't hold the value.
+    """
+    if fill_value is None:
+        return np.array(np.nan if dtype.kind == "f" else 0, dtype)
+    try:
+        given = np.asarray(fill_value)
+        with np.errstate(all="ignore"):
+            fill = given.astype(dtype)
+        same = given.shape == () and bool(np.array_equal(fill, given, equal_nan=dtype.kind in "fc"))
+        fits = given.dtype.kind in "biufc" and (same or (dtype.kind in "fc" and np.isfinite(fill).all()))
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise SchemaError(f"{what}: fill value {fill_value!r} does not fit {dtype.name}", kind="fill_value")
+    if dtype.kind == "f" and np.isnan(fill):
+        fill = np.array(np.nan, dtype)  # one bit pattern for NaN: documents can't tell others apart
+    return fill.reshape(())
+
+
+def _float_to_json(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def fill_to_json(fill: NDArray[Any]) -> Any:
+    """Return a fill value in Zarr v3's JSON form (core specification, "Fill value").
+
+    Not collective.
+    """
+    value = fill.item()
+    if isinstance(value, complex):
+        return [_float_to_json(value.real), _float_to_json(value.imag)]
+    return _float_to_json(value) if isinstance(value, float) else value
+
+
+def fill_from_json(dtype: np.dtype[Any], value: Any) -> NDArray[Any]:
+    """Return the fill value that `fill_to_json` wrote.
+
+    Not collective.
+    """
+    if dtype.kind == "c":
+        return np.array(complex(float(value[0]), float(value[1])), dtype)
+    return np.array(float(value) if dtype.kind == "f" else value, dtype)

@@ -1,0 +1,110 @@
+"""Options of a writer, from the call or from the file that a site names in ``$MPISTREAM_OPTIONS``."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from mpistream.errors import SchemaError
+
+__all__ = ["Options", "resolve_options"]
+
+_VARIABLE = "MPISTREAM_OPTIONS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of a writer.
+
+    Parameters
+    ----------
+    durability
+        ``"fsync"``: a committed record survives the loss of power. ``"none"``: it survives the death of
+        processes; the manifest, and objects that replace committed records, are synced all the same.
+    threads
+        0: everything is written in the calling thread. 1 (default): one thread writes and syncs what the
+        caller has encoded.
+    max_pending_nbytes
+        Encoded bytes that may wait for that thread before the caller waits; by default twice this rank's
+        bytes per record.
+    timeout
+        Seconds that a rank waits for the others in a collective call.
+    exit_timeout
+        Seconds that a rank whose ``with`` body raised waits for the others to hear of it.
+    lease_ttl
+        Seconds without a sign of life after which another host's writer counts as dead.
+    progress
+        Whether the owner prints a line to stderr at each commit.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``option``.
+    """
+
+    durability: str = "fsync"
+    threads: int | None = None
+    max_pending_nbytes: int | None = None
+    timeout: float = 600.0
+    exit_timeout: float = 30.0
+    lease_ttl: float = 120.0
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        if self.durability not in ("fsync", "none"):
+            raise SchemaError(f"option durability {self.durability!r}: use 'fsync' or 'none'", kind="option")
+        if self.threads not in (None, 0, 1):
+            raise SchemaError(f"option threads {self.threads!r}: use 0, 1 or None", kind="option")
+        if self.max_pending_nbytes is not None and not _is_positive(self.max_pending_nbytes):
+            raise SchemaError(
+                f"option max_pending_nbytes {self.max_pending_nbytes!r}: give a number of bytes above 0", kind="option"
+            )
+        for name in ("timeout", "exit_timeout", "lease_ttl"):
+            if not _is_positive(getattr(self, name)):
+                raise SchemaError(f"option {name} {getattr(self, name)!r}: give seconds above 0", kind="option")
+
+    @property
+    def writer_threads(self) -> int:
+        """The number of threads that write."""
+        return 1 if self.threads is None else self.threads
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as JSON types.
+
+        Not collective.
+        """
+        return asdict(self)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def resolve_options(options: Options | None, environment: Mapping[str, str] | None = None) -> Options:
+    """Return the options of the call, else those of the site's file, else the defaults.
+
+    Not collective.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``option`` when the file can't be read or names an unknown option.
+    """
+    path = (os.environ if environment is None else environment).get(_VARIABLE)
+    if options is not None or not path:
+        return options or Options()
+    try:
+        with open(path, "rb") as file:
+            found = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SchemaError(f"${_VARIABLE} = {path}: {error}", kind="option") from error
+    known = {f.name for f in fields(Options)}
+    unknown = sorted(set(found) - known)
+    if unknown:
+        raise SchemaError(
+            f"${_VARIABLE} = {path}: unknown options {unknown}; known are {sorted(known)}", kind="option"
+        )
+    return Options(**found)

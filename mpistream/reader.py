@@ -1,0 +1,429 @@
+"""Reading a store: committed records only, by region, without MPI or on every rank of a communicator."""
+
+from __future__ import annotations
+
+import operator
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpistream.comm import Channel, SerialTransport, connect
+from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
+from mpistream.grid import Box, Region
+from mpistream.manifest import MANIFEST_KEY, Manifest, parse_json
+from mpistream.schema import SERIES_CHUNK, ArraySpec, Role, StreamSchema
+from mpistream.store import Store, open_store
+from mpistream.zarr3.codecs import ChunkCodec
+from mpistream.zarr3.metadata import chunk_key
+from mpistream.zarr3.shard import read_shard
+
+__all__ = ["StoreReader", "open_reader", "read_output_manifest", "read_record", "read_static"]
+
+_COLLECTIVE_TIMEOUT = 600.0
+_POLL_SECONDS = 0.2
+
+
+def _manifest_bytes(store: Store) -> bytes:
+    data = store.read(MANIFEST_KEY)
+    if data is None:
+        raise FormatError(
+            f"{store.url}: no {MANIFEST_KEY}; this is not a store of mpistream, or it was never created whole",
+            kind="no_manifest",
+        )
+    return data
+
+
+class StoreReader:
+    """The committed state of a store at one moment; made by `open_reader`, or a writer's ``reader``.
+
+    Parameters
+    ----------
+    store
+        The store.
+    manifest
+        The state.
+    channel
+        For a reader that was opened on a communicator.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest, channel: Channel | None = None) -> None:
+        self._store = store
+        self._channel = channel or Channel(SerialTransport(), _COLLECTIVE_TIMEOUT)
+        self._set(manifest)
+
+    def _set(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._times: NDArray[np.float64] | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is committed."""
+        return self._manifest
+
+    @property
+    def schema(self) -> StreamSchema:
+        """The schema, with its layout; coordinates have digests in the place of values."""
+        return self._manifest.schema
+
+    @property
+    def n_records(self) -> int:
+        """Committed records."""
+        return self._manifest.n_records
+
+    @property
+    def committed(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of committed records, half-open."""
+        return self._manifest.committed
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        """Times of the committed records, in the schema's units."""
+        if self._times is None:
+            array = self.schema.time_array
+            self._times = self._series(array, 0, self.n_records)
+            self._times.flags.writeable = False
+        return self._times
+
+    def __repr__(self) -> str:
+        return f"StoreReader({self._store.url!r}, {self.n_records} records, commit {self._manifest.commit_seq})"
+
+    def read_record(
+        self, name: str, index: int, region: Mapping[str, Any] | None = None
+    ) -> NDArray[Any]:
+        """Return one record of a variable.
+
+        Not collective.
+
+        Parameters
+        ----------
+        name
+            The variable.
+        index
+            The record; negative counts from the last committed one.
+        region
+            Dim -> (start, stop); a dim left out is whole.
+
+        Returns
+        -------
+        The region's cells without the time dim, in native byte order.
+
+        Raises
+        ------
+        SchemaError
+            Unknown variable, a record that is not committed, a region outside the array.
+        FormatError
+            With the key, when a shard is missing or damaged.
+        StoreError
+            Kind ``superseded`` when the store was opened for writing since: call `refresh`.
+        """
+        array = self._array(name, has_time=True)
+        i = operator.index(index)
+        if not -self.n_records <= i < self.n_records:
+            raise SchemaError(
+                f"record {i} of {name!r}: {self.n_records} records are committed; refresh() looks for newer ones",
+                kind="index",
+            )
+        i %= self.n_records
+        if array.role is Role.SERIES:
+            self._box(array, region)
+            return self._series(array, i, i + 1)[0]
+        return self._read(array, i, self._box(array, region))
+
+    def read_static(self, name: str, region: Mapping[str, Any] | None = None) -> NDArray[Any]:
+        """Return a static or a coordinate.
+
+        Not collective.
+
+        Parameters
+        ----------
+        name
+            The static or coordinate.
+        region
+            Dim -> (start, stop); a dim left out is whole.
+
+        Raises
+        ------
+        SchemaError
+            Unknown name, a static that is not committed, a region outside the array.
+        FormatError, StoreError
+            As `read_record`.
+        """
+        if name == self.schema.time_dim:
+            return self.times
+        array = self._array(name, has_time=False)
+        if array.role is Role.STATIC and name not in self._manifest.statics:
+            raise SchemaError(f"static {name!r} is not committed", kind="not_committed")
+        return self._read(array, None, self._box(array, region))
+
+    def _array(self, name: str, *, has_time: bool) -> ArraySpec:
+        array = self.schema.arrays.get(name)
+        if array is None or array.has_time is not has_time:
+            known = [a.name for a in self.schema.arrays.values() if a.has_time is has_time]
+            what = "streaming variables" if has_time else "statics and coordinates"
+            raise SchemaError(f"{name!r} is not among the {what} {known}", kind="unknown")
+        return array
+
+    def _box(self, array: ArraySpec, region: Mapping[str, Any] | None) -> Box:
+        sizes = dict(zip(array.space_dims, array.shape, strict=True))
+        return Region.from_mapping(region, sizes).box if sizes or region else ()
+
+    def _read(self, array: ArraySpec, record: int | None, box: Box) -> NDArray[Any]:
+        out = np.empty([b - a for a, b in box], array.dtype)
+        if out.size == 0:
+            return out
+        try:
+            if array.role is Role.COORDINATE or not array.dims:
+                self._read_chunks(array, box, out)
+            else:
+                self._read_shards(array, record, box, out)
+        except FormatError as error:
+            self._judge(error)
+        return out
+
+    def _judge(self, error: FormatError) -> None:
+        """A shard that is missing or bad may have been dropped by a resume since: only the manifest tells."""
+        epoch = Manifest.from_bytes(_manifest_bytes(self._store)).epoch
+        if epoch != self._manifest.epoch:
+            raise StoreError(
+                f"{self._store.url} was opened for writing again (epoch {epoch}, read as of {self._manifest.epoch}): "
+                f"call refresh(); then: {error}",
+                kind="superseded",
+            ) from error
+        raise error
+
+    def _read_shards(self, array: ArraySpec, record: int | None, box: Box, out: NDArray[Any]) -> None:
+        spec, grid = array.shard_spec(), array.grid
+        row, in_row = divmod(record or 0, array.row_length)
+        ranges = [range(a // s, -(-b // s)) for (a, b), s in zip(box, grid.shard_shape, strict=True)]
+        for index in np.ndindex(*map(len, ranges)):
+            shard = tuple(r[i] for r, i in zip(ranges, index, strict=True))
+            lead = (row,) if array.has_time else ()
+            key = chunk_key(array.name, self.schema.key_separator, (*lead, *shard))
+            bounds = [
+                (max(a, i * s), min(b, (i + 1) * s)) for (a, b), i, s in zip(box, shard, grid.shard_shape, strict=True)
+            ]
+            inside = [(in_row, in_row + 1)]
+            inside += [(a - i * s, b - i * s) for (a, b), i, s in zip(bounds, shard, grid.shard_shape, strict=True)]
+            target = out[tuple(slice(a - lo, b - lo) for (a, b), (lo, _) in zip(bounds, box, strict=True))]
+            opened = self._store.open(key)
+            if opened is None:
+                raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
+            try:
+                read_shard(spec, opened.nbytes, opened.read, inside, target[np.newaxis])
+            except FormatError as error:
+                raise FormatError(f"{key}: {error}", kind=error.kind) from error
+            finally:
+                opened.close()
+
+    def _read_chunks(self, array: ArraySpec, box: Box, out: NDArray[Any]) -> None:
+        codec, chunks = ChunkCodec(array.chain, array.dtype), array.resolved_chunk_shape
+        ranges = [range(a // c, -(-b // c)) for (a, b), c in zip(box, chunks, strict=True)]
+        for i in np.ndindex(*map(len, ranges)):
+            index = tuple(r[k] for r, k in zip(ranges, i, strict=True))
+            chunk = self._chunk(array, codec, index)
+            bounds = [(max(a, k * c), min(b, (k + 1) * c)) for (a, b), k, c in zip(box, index, chunks, strict=True)]
+            to = tuple(slice(a - lo, b - lo) for (a, b), (lo, _) in zip(bounds, box, strict=True))
+            of = tuple(slice(a - k * c, b - k * c) for (a, b), k, c in zip(bounds, index, chunks, strict=True))
+            out[to] = chunk[of]
+
+    def _chunk(self, array: ArraySpec, codec: ChunkCodec, index: Sequence[int]) -> NDArray[Any]:
+        key = chunk_key(array.name, self.schema.key_separator, index)
+        data = self._store.read(key)
+        if data is None:
+            raise FormatError(f"{key}: the chunk of committed values is missing", kind="missing")
+        try:
+            return codec.decode(data, array.resolved_chunk_shape)
+        except FormatError as error:
+            raise FormatError(f"{key}: {error}", kind=error.kind) from error
+
+    def _series(self, array: ArraySpec, start: int, stop: int) -> NDArray[Any]:
+        codec = ChunkCodec(array.chain, array.dtype)
+        out = np.empty(stop - start, array.dtype)
+        try:
+            for i in range(start // SERIES_CHUNK, -(-stop // SERIES_CHUNK)):
+                a, b = max(start, i * SERIES_CHUNK), min(stop, (i + 1) * SERIES_CHUNK)
+                out[a - start : b - start] = self._chunk(array, codec, (i,))[a - i * SERIES_CHUNK : b - i * SERIES_CHUNK]
+        except FormatError as error:
+            self._judge(error)
+        return out
+
+    def refresh(self) -> bool:
+        """Look for a newer committed state; return whether there is one.
+
+        Collective.
+
+        Raises
+        ------
+        FormatError
+            On every rank, when the manifest is gone or damaged.
+        """
+        data = self._channel.exchange(
+            "refresh", answer=lambda votes: [_checked_manifest(self._store).decode()] * len(votes)
+        )
+        manifest = Manifest.from_bytes(data.encode())
+        is_new = (manifest.run_id, manifest.commit_seq) != (self._manifest.run_id, self._manifest.commit_seq)
+        if is_new:
+            self._set(manifest)
+        return is_new
+
+    def follow(self, timeout: float = 60.0) -> Iterator[int]:
+        """Yield the number of each record, those committed by now first and then as they come.
+
+        Not collective.
+
+        Parameters
+        ----------
+        timeout
+            End when nothing new was committed for so many seconds.
+
+        Notes
+        -----
+        It polls the manifest, which always exists, and never the name of a record that is not there yet:
+        a network file system may remember for half a minute that a name was missing.
+        """
+        seen = 0
+        deadline = time.monotonic() + timeout
+        while True:
+            while seen < self.n_records:
+                yield seen
+                seen += 1
+                deadline = time.monotonic() + timeout
+            # A resume may have dropped records: those that replace them are yielded again.
+            if self.refresh():
+                seen = min(seen, self.n_records)
+                continue
+            if time.monotonic() > deadline:
+                return
+            time.sleep(min(_POLL_SECONDS, timeout))
+
+    def to_zarr(self) -> Any:
+        """Return the store as a read-only ``zarr.Group``, exactly as it is committed.
+
+        Not collective.
+        """
+        from mpistream.zarr3.snapshot import open_group  # noqa: PLC0415 (it imports zarr)
+
+        return open_group(self._store, self._manifest)
+
+    def to_xarray(self) -> Any:
+        """Return the store as an ``xarray.Dataset``, lazily read, exactly as it is committed.
+
+        Not collective.
+        """
+        import xarray  # noqa: PLC0415
+
+        return xarray.open_zarr(self.to_zarr().store, consolidated=True)
+
+    def close(self) -> None:
+        """Release the communicator of a reader that was opened with one.
+
+        Collective.
+        """
+        if self._channel.size > 1 and self._channel.is_usable():
+            self._channel.exchange("close")
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc is None:
+            self.close()
+
+
+def open_reader(url: str | os.PathLike[str], *, comm: Any = None) -> StoreReader:
+    """Open a store for reading.
+
+    Collective.
+
+    Parameters
+    ----------
+    url
+        Folder of the store.
+    comm
+        An mpi4py communicator or a Fortran handle (int): rank 0 alone reads the manifest, and all ranks see
+        the same state. Without it, this process reads for itself; that is fine under MPI, too.
+
+    Raises
+    ------
+    FormatError
+        On every rank: no store of mpistream there, or a damaged manifest.
+    """
+    store: Store | None = None
+    failure: MPIStreamError | None = None
+    try:
+        store = open_store(url)
+    except MPIStreamError as error:
+        failure = error
+    transport = SerialTransport() if comm is None else connect(comm, _COLLECTIVE_TIMEOUT)
+    channel = Channel(transport, _COLLECTIVE_TIMEOUT)
+
+    def answer(votes: list[Any]) -> list[str]:
+        assert store is not None
+        return [_checked_manifest(store).decode()] * len(votes)
+
+    try:
+        data = channel.exchange("open_reader", digest=str(url), failure=failure, answer=answer)
+    except MPIStreamError:
+        channel.close()
+        raise
+    assert store is not None
+    return StoreReader(store, Manifest.from_bytes(data.encode()), channel)
+
+
+def _checked_manifest(store: Store) -> bytes:
+    data = _manifest_bytes(store)
+    Manifest.from_bytes(data)
+    return data
+
+
+def read_record(
+    url: str | os.PathLike[str], name: str, index: int, region: Mapping[str, Any] | None = None
+) -> NDArray[Any]:
+    """Return one committed record of a variable; see `StoreReader.read_record`.
+
+    Not collective.
+
+    Parameters
+    ----------
+    url
+        Folder of the store.
+    name, index, region
+        As in `StoreReader.read_record`.
+    """
+    return open_reader(url).read_record(name, index, region)
+
+
+def read_static(url: str | os.PathLike[str], name: str, region: Mapping[str, Any] | None = None) -> NDArray[Any]:
+    """Return a committed static or a coordinate; see `StoreReader.read_static`.
+
+    Not collective.
+
+    Parameters
+    ----------
+    url
+        Folder of the store.
+    name, region
+        As in `StoreReader.read_static`.
+    """
+    return open_reader(url).read_static(name, region)
+
+
+def read_output_manifest(url: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the manifest as JSON types, once its checksum is verified.
+
+    Not collective.
+
+    Raises
+    ------
+    FormatError
+        No store of mpistream there, or a damaged manifest.
+    """
+    return parse_json(MANIFEST_KEY, _checked_manifest(open_store(url)))

@@ -1,0 +1,731 @@
+"""What a stream holds: dims, time, variables, statics, coordinates, and how they lie in shards.
+
+`Variable`, `Coordinate` and `AppendTime` are what a user writes down. `StreamSchema` checks it all and
+turns it into `ArraySpec`, one per array, which is what every other room works with. A schema is
+*resolved* when every array has its shard and inner chunk shapes; `mpistream.layout` chooses those that
+were left open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from mpistream.errors import FormatError, SchemaError
+from mpistream.grid import ShardGrid
+from mpistream.names import (
+    canonical_json,
+    check_name,
+    fill_array,
+    fill_from_json,
+    fill_to_json,
+    json_value,
+    stored_dtype,
+)
+from mpistream.zarr3.codecs import MAX_CHUNK_NBYTES, ChunkCodec, profile_chain
+from mpistream.zarr3.shard import ShardSpec
+
+__all__ = [
+    "SERIES_CHUNK",
+    "AppendTime",
+    "ArraySpec",
+    "Coordinate",
+    "Role",
+    "StreamSchema",
+    "Variable",
+    "schema_fingerprint",
+]
+
+# On disk. Do not change; see FORMAT.md. Records a chunk of the time coordinate and of variables over time alone.
+SERIES_CHUNK = 1024
+
+# A coordinate that the owner writes is one chunk, or several of at most this size.
+_COORDINATE_CHUNK_NBYTES = 64 * 1024 * 1024
+# Readers with 32-bit sizes exist, and a shard is held in memory while it is written.
+_MAX_SHARD_NBYTES = 2**31 - 1
+
+Shape = Mapping[str, int] | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendTime:
+    """Describe a time dimension that grows.
+
+    Parameters
+    ----------
+    units
+        CF units, for example ``"seconds since 2000-01-01"`` (CF conventions, section 4.4).
+    calendar
+        CF calendar.
+    attrs
+        More attributes of the time coordinate.
+    """
+
+    units: str
+    calendar: str = "proleptic_gregorian"
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("units", "calendar"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise SchemaError(f"time {name} {value!r}: give a non-empty string", kind="time")
+        json_value("time attributes", self.attrs)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """Describe a streaming variable or a static.
+
+    Parameters
+    ----------
+    dims
+        Names of its dims, the time dim first; a static has no time dim.
+    dtype
+        Dtype on disk.
+    attrs
+        Attributes; numpy scalars and arrays are converted.
+    shard_shape, chunk_shape
+        Shard and inner chunk, as mapping dim -> length or as a sequence over ``dims``; what is left out
+        comes from the schema or from the default layout.
+    codec
+        A profile name, or a Zarr v3 codec chain; the schema's by default.
+    fill_value
+        By default NaN for floats, 0 otherwise.
+    """
+
+    dims: Sequence[str]
+    dtype: DTypeLike
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    shard_shape: Shape | None = None
+    chunk_shape: Shape | None = None
+    codec: str | Sequence[Mapping[str, Any]] | None = None
+    fill_value: Any = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coordinate:
+    """Describe a coordinate: its values are given here, or written by region with ``write_static``.
+
+    Parameters
+    ----------
+    dims
+        Names of its dims.
+    values
+        The whole array, the same on every rank, written by the owner; None: each rank writes its part.
+    dtype
+        Dtype on disk; that of ``values`` by default.
+    attrs
+        Attributes.
+    fill_value
+        By default NaN for floats, 0 otherwise.
+    digest
+        In a schema that comes from a store, the digest of values that lie there; not to be given.
+    """
+
+    dims: Sequence[str]
+    values: ArrayLike | None = None
+    dtype: DTypeLike | None = None
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    fill_value: Any = None
+    digest: str | None = None
+
+
+class Role(Enum):
+    """Who writes an array, and how."""
+
+    VARIABLE = "variable"
+    """One row of shards at a time, each shard by one rank."""
+    SERIES = "series"
+    """A variable over time alone: in chunks of `SERIES_CHUNK` records, by the owner."""
+    STATIC = "static"
+    """Without time, each shard by one rank."""
+    COORDINATE = "coordinate"
+    """With values in the schema, by the owner when the store is made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ArraySpec:
+    """One array, checked and normal."""
+
+    name: str
+    role: Role
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    """Extents without the time dim."""
+    dtype: np.dtype[Any]
+    fill: NDArray[Any]
+    attrs: Mapping[str, Any]
+    chain: tuple[Mapping[str, Any], ...]
+    shard_shape: tuple[int | None, ...]
+    """Over ``dims``, time included; None where the layout is still open."""
+    chunk_shape: tuple[int | None, ...]
+    values: NDArray[Any] | None = None
+    digest: str | None = None
+
+    @property
+    def has_time(self) -> bool:
+        """Whether the first dim is time."""
+        return self.role in (Role.VARIABLE, Role.SERIES)
+
+    @property
+    def space_dims(self) -> tuple[str, ...]:
+        """The dims without time."""
+        return self.dims[1:] if self.has_time else self.dims
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ranks write it in shards."""
+        return self.role in (Role.VARIABLE, Role.STATIC)
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether its layout is known."""
+        return None not in self.shard_shape and None not in self.chunk_shape
+
+    @property
+    def resolved_shard_shape(self) -> tuple[int, ...]:
+        """The shard shape over ``dims``, once it is resolved."""
+        assert self.is_resolved, self.name
+        return tuple(n for n in self.shard_shape if n is not None)
+
+    @property
+    def resolved_chunk_shape(self) -> tuple[int, ...]:
+        """The inner chunk shape over ``dims``, once it is resolved."""
+        assert self.is_resolved, self.name
+        return tuple(n for n in self.chunk_shape if n is not None)
+
+    @property
+    def row_length(self) -> int:
+        """Records that share a shard; 1 for an array without time."""
+        return self.resolved_shard_shape[0] if self.has_time else 1
+
+    @property
+    def grid(self) -> ShardGrid:
+        """The shard grid over the dims without time."""
+        shard = self.resolved_shard_shape
+        return ShardGrid(
+            name=self.name,
+            dims=self.space_dims,
+            shape=self.shape,
+            shard_shape=shard[1:] if self.has_time else shard,
+        )
+
+    def shard_spec(self) -> ShardSpec:
+        """Return how its shards are encoded, with a time extent of 1 for an array without time.
+
+        Not collective.
+        """
+        lead = () if self.has_time else (1,)
+        return ShardSpec(
+            shard_shape=(*lead, *self.resolved_shard_shape),
+            chunk_shape=(*lead, *self.resolved_chunk_shape),
+            codec=ChunkCodec(self.chain, self.dtype),
+            fill=self.fill,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the array's entry in the manifest.
+
+        Not collective.
+        """
+        return {
+            "name": self.name,
+            "role": self.role.value,
+            "dims": list(self.dims),
+            "dtype": self.dtype.name,
+            "fill_value": fill_to_json(self.fill),
+            "attrs": dict(self.attrs),
+            "codecs": [dict(c) for c in self.chain],
+            "shard_shape": list(self.shard_shape),
+            "chunk_shape": list(self.chunk_shape),
+            "digest": self.digest,
+        }
+
+
+def _shape_over(what: str, dims: Sequence[str], shape: Shape | None, default: Shape | None) -> list[int | None]:
+    """Return a shard or chunk shape over ``dims``; None where neither ``shape`` nor ``default`` says."""
+    if shape is not None and not isinstance(shape, Mapping):
+        if len(shape) != len(dims):
+            raise SchemaError(f"{what} {tuple(shape)} has {len(shape)} lengths for {len(dims)} dims", kind="layout")
+        shape = dict(zip(dims, shape, strict=True))
+    chosen = {**(default if isinstance(default, Mapping) else {}), **(shape or {})}
+    for dim, length in chosen.items():
+        if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 1:
+            raise SchemaError(f"{what}: length {length!r} of dim {dim!r}; give an integer above 0", kind="layout")
+    for dim in shape or {}:
+        if dim not in dims:
+            raise SchemaError(f"{what} names dim {dim!r}, which is not among {tuple(dims)}", kind="layout")
+    return [int(chosen[d]) if d in chosen else None for d in dims]
+
+
+def _check_layout(
+    name: str, dims: Sequence[str], itemsize: int, shard: Sequence[int | None], chunk: Sequence[int | None]
+) -> None:
+    """Check the lengths that are known; a layout that is open in part is checked again when it is resolved."""
+    for dim, s, c in zip(dims, shard, chunk, strict=True):
+        if s is not None and c is not None and s % c:
+            raise SchemaError(
+                f"variable {name!r}: shard length {s} of dim {dim!r} is not a multiple of the inner chunk's {c}; "
+                f"use {-(-s // c) * c} or another chunk length",
+                kind="layout",
+            )
+    for what, shape, limit in (("inner chunk", chunk, MAX_CHUNK_NBYTES), ("shard", shard, _MAX_SHARD_NBYTES)):
+        nbytes = itemsize * math.prod(n for n in shape if n is not None)
+        if nbytes > limit:
+            raise SchemaError(
+                f"variable {name!r}: {what} {tuple(shape)} has {nbytes} bytes, at most {limit} are possible; "
+                f"give a smaller {'chunk_shape' if shape is chunk else 'shard_shape'}",
+                kind="layout",
+            )
+
+
+def _coordinate_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return chunks of whole fastest dims, each at most 64 MiB."""
+    chunk = list(shape)
+    for i in range(len(chunk)):
+        rest = itemsize * math.prod(chunk[i + 1 :])
+        chunk[i] = max(1, min(chunk[i], _COORDINATE_CHUNK_NBYTES // rest))
+        if rest <= _COORDINATE_CHUNK_NBYTES:
+            break
+    return tuple(chunk)
+
+
+def _values_digest(values: NDArray[Any]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()).hexdigest()
+
+
+class StreamSchema:
+    """Describe everything that a stream holds.
+
+    Parameters
+    ----------
+    dims
+        Dim -> length, ordered, the time dim first with the length None: it grows.
+    time
+        How the time dim behaves.
+    variables
+        Streaming variables by name.
+    statics
+        Variables without time by name, written once with ``write_static``.
+    coords
+        Coordinates by name.
+    shard_shape, chunk_shape
+        Dim -> length of shards and inner chunks for all arrays; what is left out is chosen when the store
+        is made.
+    codec
+        Codec profile for all arrays.
+    key_separator
+        ``"/"`` or ``"."`` in chunk keys.
+    attrs
+        Attributes of the group.
+
+    Raises
+    ------
+    SchemaError
+        On the calling rank, naming the array or dim, both numbers and the way out.
+    """
+
+    def __init__(
+        self,
+        *,
+        dims: Mapping[str, int | None],
+        time: AppendTime,
+        variables: Mapping[str, Variable],
+        statics: Mapping[str, Variable] | None = None,
+        coords: Mapping[str, Coordinate] | None = None,
+        shard_shape: Shape | None = None,
+        chunk_shape: Shape | None = None,
+        codec: str | Sequence[Mapping[str, Any]] = "fast",
+        key_separator: str = "/",
+        attrs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.time_dim, sizes = _checked_dims(dims)
+        self.dims: Mapping[str, int | None] = MappingProxyType({self.time_dim: None, **sizes})
+        if not isinstance(time, AppendTime):
+            raise SchemaError(f"time is a {type(time).__name__}; give AppendTime(units=...)", kind="time")
+        self.time = time
+        if key_separator not in ("/", "."):
+            raise SchemaError(f"key_separator {key_separator!r}: use '/' or '.'", kind="layout")
+        self.key_separator = key_separator
+        self.attrs: Mapping[str, Any] = MappingProxyType(json_value("group attributes", dict(attrs or {})))
+        self.variables: Mapping[str, Variable] = MappingProxyType(dict(variables))
+        self.statics: Mapping[str, Variable] = MappingProxyType(dict(statics or {}))
+        self.coords: Mapping[str, Coordinate] = MappingProxyType(dict(coords or {}))
+        self.codec = codec
+        if not self.variables:
+            raise SchemaError("a stream without variables has nothing to stream; give at least one", kind="schema")
+        self._shapes = tuple(
+            None if s is None else dict(zip(self.dims, _shape_over(what, tuple(self.dims), s, None), strict=True))
+            for what, s in (("shard_shape", shard_shape), ("chunk_shape", chunk_shape))
+        )
+        self.arrays: Mapping[str, ArraySpec] = MappingProxyType(self._all_arrays(sizes))
+        self._check_names()
+
+    def _all_arrays(self, sizes: Mapping[str, int]) -> dict[str, ArraySpec]:
+        given: list[tuple[str, Role, Variable | Coordinate]] = []
+        for name, v in self.variables.items():
+            given.append((name, Role.SERIES if tuple(v.dims) == (self.time_dim,) else Role.VARIABLE, v))
+        given += [(name, Role.STATIC, v) for name, v in self.statics.items()]
+        for name, c in self.coords.items():
+            owned = c.values is not None or c.digest is not None
+            given.append((name, Role.COORDINATE if owned else Role.STATIC, c))
+        arrays: dict[str, ArraySpec] = {}
+        for name, role, item in given:
+            check_name("variable", name)
+            if name in arrays or name == self.time_dim:
+                raise SchemaError(f"name {name!r} is used twice; names are unique in a stream", kind="name")
+            arrays[name] = self._array(name, role, item, sizes)
+        return _with_coordinates_attribute(arrays, self.coords)
+
+    def _array(self, name: str, role: Role, item: Variable | Coordinate, sizes: Mapping[str, int]) -> ArraySpec:
+        dims = _checked_array_dims(name, role, item.dims, self.time_dim, sizes)
+        shape = tuple(sizes[d] for d in dims if d != self.time_dim)
+        values = None
+        if isinstance(item, Coordinate) and item.values is not None:
+            values = np.array(item.values, order="C")
+            if values.shape != shape:
+                raise SchemaError(f"coordinate {name!r}: values of shape {values.shape} for {shape}", kind="shape")
+            values = values.astype(stored_dtype(f"coordinate {name!r}", item.dtype or values.dtype))
+            values.flags.writeable = False
+        elif item.dtype is None:
+            raise SchemaError(f"coordinate {name!r} has neither values nor dtype; give one of them", kind="dtype")
+        dtype = values.dtype if values is not None else stored_dtype(f"variable {name!r}", item.dtype)
+        codec = (item.codec if isinstance(item, Variable) else None) or self.codec
+        chain = profile_chain(codec, dtype) if isinstance(codec, str) else [dict(c) for c in codec]
+        try:
+            ChunkCodec(chain, dtype)
+        except FormatError as error:
+            raise SchemaError(f"variable {name!r}: {error}", kind="codec") from error
+        shard, chunk = self._array_layout(name, role, item, dims, shape, dtype.itemsize)
+        return ArraySpec(
+            name=name,
+            role=role,
+            dims=dims,
+            shape=shape,
+            dtype=dtype,
+            fill=fill_array(f"variable {name!r}", dtype, item.fill_value),
+            attrs=MappingProxyType(json_value(f"variable {name!r}, attributes", dict(item.attrs))),
+            chain=tuple(chain),
+            shard_shape=shard,
+            chunk_shape=chunk,
+            values=values,
+            digest=_values_digest(values) if values is not None else getattr(item, "digest", None),
+        )
+
+    def _array_layout(
+        self,
+        name: str,
+        role: Role,
+        item: Variable | Coordinate,
+        dims: tuple[str, ...],
+        shape: tuple[int, ...],
+        itemsize: int,
+    ) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+        if role is Role.SERIES:
+            return (SERIES_CHUNK,), (SERIES_CHUNK,)
+        if role is Role.COORDINATE:
+            chunks = _coordinate_chunks(shape, itemsize)
+            return chunks, chunks
+        own = (item.shard_shape, item.chunk_shape) if isinstance(item, Variable) else (None, None)
+        defaults = [
+            None if d is None else {k: n for k, n in d.items() if k in dims and n is not None} for d in self._shapes
+        ]
+        shard = _shape_over(f"variable {name!r}: shard_shape", dims, own[0], defaults[0])
+        chunk = _shape_over(f"variable {name!r}: chunk_shape", dims, own[1], defaults[1])
+        _check_layout(name, dims, itemsize, shard, chunk)
+        return tuple(shard), tuple(chunk)
+
+    def _check_names(self) -> None:
+        for name, array in self.arrays.items():
+            if name in self.dims and array.dims != (name,):
+                raise SchemaError(
+                    f"{name!r} is a dim, so the array of that name must have the dims ({name!r},), not {array.dims} "
+                    "(CF conventions, coordinate variables); rename one of them",
+                    kind="name",
+                )
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether every array has its layout."""
+        return all(a.is_resolved for a in self.arrays.values())
+
+    @property
+    def partitioned_dims(self) -> tuple[str, ...]:
+        """The dims that regions are made of: those of streaming variables, without time, in schema order."""
+        used = {d for a in self.arrays.values() if a.has_time for d in a.space_dims}
+        if not used:
+            used = {d for a in self.arrays.values() if a.is_sharded for d in a.space_dims}
+        return tuple(d for d in self.dims if d in used)
+
+    @property
+    def partitioned_sizes(self) -> dict[str, int]:
+        """Partitioned dim -> length."""
+        return {d: n for d in self.partitioned_dims if (n := self.dims[d]) is not None}
+
+    @property
+    def time_array(self) -> ArraySpec:
+        """The time coordinate: float64, in chunks of `SERIES_CHUNK` records, written by the owner."""
+        dtype = np.dtype("float64")
+        attrs = {
+            "standard_name": "time",
+            "axis": "T",
+            "units": self.time.units,
+            "calendar": self.time.calendar,
+            **json_value("time attributes", dict(self.time.attrs)),
+        }
+        return ArraySpec(
+            name=self.time_dim,
+            role=Role.SERIES,
+            dims=(self.time_dim,),
+            shape=(),
+            dtype=dtype,
+            fill=np.array(np.nan),
+            attrs=MappingProxyType(attrs),
+            chain=tuple(profile_chain("compact", dtype)),
+            shard_shape=(SERIES_CHUNK,),
+            chunk_shape=(SERIES_CHUNK,),
+        )
+
+    def with_layout(self, layout: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> StreamSchema:
+        """Return this schema with the layout of some arrays given.
+
+        Not collective.
+
+        Parameters
+        ----------
+        layout
+            Array name -> shard shape and inner chunk shape over its dims.
+        """
+        # A coordinate by region has no layout of its own, so the schema's arrays carry all shapes from here on.
+        new = StreamSchema.__new__(StreamSchema)
+        new.__dict__.update(self.__dict__)
+        arrays = dict(self.arrays)
+        for name, (shard, chunk) in layout.items():
+            _check_layout(name, arrays[name].dims, arrays[name].dtype.itemsize, shard, chunk)
+            arrays[name] = replace(arrays[name], shard_shape=tuple(shard), chunk_shape=tuple(chunk))
+        new.arrays = MappingProxyType(arrays)
+        return new
+
+    def with_layout_of(self, stored: StreamSchema) -> StreamSchema:
+        """Return this schema with whatever its layout leaves open taken from a stored one.
+
+        Not collective.
+
+        Parameters
+        ----------
+        stored
+            A resolved schema.
+        """
+        layout = {}
+        for name, array in self.arrays.items():
+            other = stored.arrays.get(name)
+            if other is not None and other.dims == array.dims and not array.is_resolved:
+                layout[name] = tuple(
+                    [n if n is not None else m for n, m in zip(own, theirs, strict=True)]
+                    for own, theirs in (
+                        (array.shard_shape, other.resolved_shard_shape),
+                        (array.chunk_shape, other.resolved_chunk_shape),
+                    )
+                )
+        return self.with_layout(layout)  # type: ignore[arg-type]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the schema as JSON types, without values of coordinates.
+
+        Not collective.
+        """
+        return {
+            "dims": [[d, n] for d, n in self.dims.items()],
+            "time": {
+                "mode": "append",
+                "units": self.time.units,
+                "calendar": self.time.calendar,
+                "attrs": json_value("time attributes", dict(self.time.attrs)),
+            },
+            "key_separator": self.key_separator,
+            "attrs": dict(self.attrs),
+            "arrays": [a.to_json() for a in self.arrays.values()],
+            "coords": list(self.coords),
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> StreamSchema:
+        """Return the schema that `to_json` described.
+
+        Not collective.
+
+        Raises
+        ------
+        FormatError
+            Kind ``schema`` when the document is not such a description.
+        """
+        try:
+            return cls._from_json(document)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise FormatError(f"the schema is damaged: {type(error).__name__}: {error}", kind="schema") from error
+
+    @classmethod
+    def _from_json(cls, document: Any) -> StreamSchema:
+        groups: dict[str, dict[str, Any]] = {"variables": {}, "statics": {}, "coords": {}}
+        layout = {}
+        for a in document["arrays"]:
+            name, role = a["name"], Role(a["role"])
+            fill = fill_from_json(stored_dtype(name, a["dtype"]), a["fill_value"])
+            if name in document["coords"]:
+                groups["coords"][name] = Coordinate(
+                    a["dims"], dtype=a["dtype"], attrs=a["attrs"], fill_value=fill, digest=a["digest"]
+                )
+            else:
+                group = "statics" if role is Role.STATIC else "variables"
+                groups[group][name] = Variable(
+                    a["dims"], a["dtype"], attrs=a["attrs"], codec=a["codecs"], fill_value=fill
+                )
+            layout[name] = (a["shard_shape"], a["chunk_shape"], a["codecs"])
+        time = document["time"]
+        if time["mode"] != "append":
+            raise FormatError(f"time mode {time['mode']!r} is not known", kind="schema")
+        schema = cls(
+            dims=dict(document["dims"]),
+            time=AppendTime(units=time["units"], calendar=time["calendar"], attrs=time["attrs"]),
+            key_separator=document["key_separator"],
+            attrs=document["attrs"],
+            **groups,
+        )
+        schema = schema.with_layout({n: (s, c) for n, (s, c, _) in layout.items()})
+        # A coordinate's chain has no place in Coordinate: it came from the schema's codec profile.
+        schema.arrays = MappingProxyType(
+            {n: replace(a, chain=tuple(layout[n][2])) for n, a in schema.arrays.items()}
+        )
+        return schema
+
+    def fingerprint(self) -> str:
+        """Return the sha256 of what makes two streams continue each other.
+
+        Not collective.
+
+        Notes
+        -----
+        Canonical JSON (sorted keys, separators "," and ":", ASCII, floats as ``float.hex()``) of dims with
+        the time length 0, time dim, mode, units, calendar, times digest, and name, dims, dtype, units, fill,
+        keep_bits, codecs, chunk and shard shapes of variables and statics; see FORMAT.md.
+        """
+        described = {
+            "dims": [[d, n or 0] for d, n in self.dims.items()],
+            "time_dim": self.time_dim,
+            "mode": "append",
+            "units": self.time.units,
+            "calendar": self.time.calendar,
+            "times_digest": None,
+            "key_separator": self.key_separator,
+            "arrays": [
+                {
+                    "name": a.name,
+                    "role": a.role.value,
+                    "dims": list(a.dims),
+                    "dtype": a.dtype.name,
+                    "units": a.attrs.get("units"),
+                    "fill_value": fill_to_json(a.fill),
+                    "keep_bits": None,
+                    "codecs": [dict(c) for c in a.chain],
+                    "chunk_shape": list(a.chunk_shape),
+                    "shard_shape": list(a.shard_shape),
+                }
+                for a in sorted(self.arrays.values(), key=lambda a: a.name)
+                if a.role is not Role.COORDINATE
+            ],
+        }
+        return hashlib.sha256(canonical_json(described)).hexdigest()
+
+    def coordinates_digest(self) -> str:
+        """Return the sha256 over name, dims, dtype and values of the coordinates that the owner writes.
+
+        Not collective.
+        """
+        described = [
+            [a.name, list(a.dims), a.dtype.name, a.digest]
+            for a in sorted(self.arrays.values(), key=lambda a: a.name)
+            if a.role is Role.COORDINATE
+        ]
+        return hashlib.sha256(canonical_json(described)).hexdigest()
+
+    def __repr__(self) -> str:
+        dims = ", ".join(f"{d}: {n}" for d, n in self.dims.items())
+        return f"StreamSchema({dims}; {', '.join(self.variables)})"
+
+
+def _checked_dims(dims: Mapping[str, int | None]) -> tuple[str, dict[str, int]]:
+    if not isinstance(dims, Mapping) or not dims:
+        raise SchemaError(f"dims {dims!r}: give a mapping dim -> length, the time dim first", kind="dims")
+    time_dim, *others = dims
+    if dims[time_dim] is not None:
+        raise SchemaError(
+            f"dim {time_dim!r} comes first, so it is the time dim: its length must be None, not {dims[time_dim]!r}",
+            kind="dims",
+        )
+    for dim in dims:
+        check_name("dim", dim)
+    sizes: dict[str, int] = {}
+    for dim in others:
+        n = dims[dim]
+        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+            raise SchemaError(f"dim {dim!r} has length {n!r}; only the first dim grows, give an integer above 0", kind="dims")
+        sizes[dim] = int(n)
+    return time_dim, sizes
+
+
+def _checked_array_dims(
+    name: str, role: Role, dims: Sequence[str], time_dim: str, sizes: Mapping[str, int]
+) -> tuple[str, ...]:
+    if isinstance(dims, str):
+        raise SchemaError(f"variable {name!r}: dims {dims!r} is a string; give a tuple of names", kind="dims")
+    dims = tuple(dims)
+    for dim in dims:
+        if dim != time_dim and dim not in sizes:
+            raise SchemaError(f"variable {name!r}: dim {dim!r} is not among {(time_dim, *sizes)}", kind="dims")
+    if len(set(dims)) != len(dims):
+        raise SchemaError(f"variable {name!r}: dims {dims} name one dim twice", kind="dims")
+    if role in (Role.VARIABLE, Role.SERIES):
+        if dims[:1] != (time_dim,):
+            raise SchemaError(
+                f"variable {name!r}: dims {dims} must begin with the time dim {time_dim!r}; "
+                "a variable without time belongs into statics",
+                kind="dims",
+            )
+    elif time_dim in dims:
+        raise SchemaError(
+            f"{role.value} {name!r}: dims {dims} contain the time dim {time_dim!r}; put it into variables", kind="dims"
+        )
+    return dims
+
+
+def _with_coordinates_attribute(
+    arrays: dict[str, ArraySpec], coords: Mapping[str, Coordinate]
+) -> dict[str, ArraySpec]:
+    """Name the auxiliary coordinates in each array's ``coordinates`` attribute (CF conventions, section 5)."""
+    auxiliary = [n for n in coords if arrays[n].dims != (n,)]
+    for name, array in arrays.items():
+        fitting = [n for n in auxiliary if set(arrays[n].dims) <= set(array.dims)]
+        if name not in coords and fitting and "coordinates" not in array.attrs:
+            attrs = MappingProxyType({**array.attrs, "coordinates": " ".join(fitting)})
+            arrays[name] = replace(array, attrs=attrs)
+    return arrays
+
+
+def schema_fingerprint(schema: StreamSchema | str | bytes) -> str:
+    """Return the fingerprint of a schema, or of one in its JSON form.
+
+    Not collective.
+    """
+    if not isinstance(schema, StreamSchema):
+        schema = StreamSchema.from_json(json.loads(schema))
+    return schema.fingerprint()

@@ -1,0 +1,237 @@
+"""Objects on their way to their keys: encoded, then staged, then placed.
+
+The memory of an object is released when it is staged, that is written whole under this writer's stage
+folder and, if asked for, synced; until then a failed write can be tried again from memory. A sync that
+failed is never tried again on the same file: what the system did with the dirty pages is unknown
+(fsync(2), "EIO"), so the next try writes a new file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpistream.errors import FencedError, StoreError
+from mpistream.manifest import EPOCHS_FOLDER, parse_epoch
+from mpistream.store import Store
+
+__all__ = ["StagedObject", "Stager", "highest_epoch"]
+
+# Enough to tell one object from another: a shard ends with its index and the index's checksum.
+_TAIL_NBYTES = 64
+
+
+def highest_epoch(store: Store) -> int | None:
+    """Return the highest epoch that was ever claimed in a store, None when none was.
+
+    Not collective.
+    """
+    found = [e for name in store.list(EPOCHS_FOLDER) if (e := parse_epoch(name)) is not None]
+    return max(found, default=None)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StagedObject:
+    """One object that this writer makes."""
+
+    name: str
+    """The array."""
+    key: str
+    start: int
+    stop: int
+    """Records in it, half-open; (0, 0) for a static."""
+    n_cells: int
+    """Cells of one record in it."""
+    pieces: Sequence[Any] | None
+    """The bytes, as buffers; None once they are staged."""
+    nbytes: int
+    must_sync: bool
+    staged_key: str | None = None
+    is_placed: bool = False
+    tail: bytes = field(default=b"")
+    error: Exception | None = None
+
+
+class Stager:
+    """Stages and places this writer's objects, with at most one thread of its own.
+
+    Parameters
+    ----------
+    store
+        Where to.
+    folder
+        This writer's stage folder. It was made at open and is never made again: that it is gone is how a
+        writer learns that it was fenced.
+    epoch
+        This writer's epoch.
+    threads
+        0: write in the calling thread. Otherwise one thread writes and syncs behind the caller's back.
+    max_pending_nbytes
+        Encoded bytes that may wait for that thread; more block the caller.
+    """
+
+    def __init__(self, store: Store, folder: str, epoch: int, *, threads: int, max_pending_nbytes: int) -> None:
+        self._store = store
+        self._folder = folder
+        self._epoch = epoch
+        self._names = itertools.count()
+        self._max_pending = max_pending_nbytes
+        # All below is guarded by _changed.
+        self._changed = threading.Condition()
+        self._queue: deque[StagedObject] = deque()
+        self._pending_nbytes = 0
+        self._n_in_flight = 0
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+        if threads > 0:
+            self._thread = threading.Thread(target=self._run, name="mpistream-stage", daemon=True)
+            self._thread.start()
+
+    def submit(self, item: StagedObject) -> None:
+        """Stage an object, now or in the background; a failure is kept in ``item.error``."""
+        if self._thread is None:
+            self._stage(item)
+            return
+        with self._changed:
+            # An object larger than the bound still goes, alone.
+            while self._pending_nbytes and self._pending_nbytes + item.nbytes > self._max_pending:
+                self._changed.wait()
+            self._queue.append(item)
+            self._pending_nbytes += item.nbytes
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait until nothing is on its way."""
+        with self._changed:
+            while self._queue or self._n_in_flight:
+                self._changed.wait()
+
+    def retry(self, items: Iterable[StagedObject]) -> None:
+        """Stage again what could not be staged, and raise the first failure that remains."""
+        self.wait()
+        for item in items:
+            if item.staged_key is None and not item.is_placed:
+                self._stage(item)
+        for item in items:
+            if item.error is not None:
+                raise item.error
+
+    def place(self, items: Sequence[StagedObject], *, sync: bool) -> None:
+        """Rename staged objects to their keys and sync the folders.
+
+        Raises
+        ------
+        FencedError
+            When a newer epoch removed the stage folder.
+        StoreError
+            For the first object that could not be placed.
+        """
+        placed = []
+        for item in items:
+            if not item.is_placed:
+                self._place(item)
+                placed.append(item)
+        keys = [i.key for i in items if sync or i.must_sync]
+        if not keys:
+            return
+        try:
+            self._store.sync_folders(keys)
+        except StoreError:
+            # The names may or may not be durable: take the objects back, so that the next try renames anew.
+            for item in items:
+                self._take_back(item)
+            raise
+
+    def discard(self, items: Iterable[StagedObject]) -> None:
+        """Forget objects that will not be placed, and remove what is staged of them."""
+        self.wait()
+        for item in items:
+            if item.staged_key is not None and not item.is_placed:
+                # It lies in the stage folder, which is removed at close or by the next resume in any case.
+                with contextlib.suppress(StoreError):
+                    self._store.delete(item.staged_key)
+
+    def close(self) -> None:
+        """End the thread; what is still queued is not written."""
+        with self._changed:
+            self._is_closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def name(self) -> str:
+        """Return a new key in the stage folder."""
+        return f"{self._folder}/{next(self._names)}"
+
+    def fenced(self, error: StoreError) -> FencedError | StoreError:
+        """Return what a failure of kind ``gone`` means: fenced, if there is a higher epoch."""
+        if error.kind == "gone":
+            highest = highest_epoch(self._store)
+            if highest is not None and highest > self._epoch:
+                return FencedError(
+                    f"{self._store.url}: epoch {highest} took the store over from epoch {self._epoch}; "
+                    "this writer must stop, its uncommitted records are lost"
+                )
+        return error
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                item = self._queue.popleft()
+                self._n_in_flight += 1
+            self._stage(item)
+            with self._changed:
+                self._n_in_flight -= 1
+                self._pending_nbytes -= item.nbytes
+                self._changed.notify_all()
+
+    def _stage(self, item: StagedObject) -> None:
+        assert item.pieces is not None, "an object whose memory is released is staged"
+        key = self.name()
+        try:
+            self._store.stage(key, item.pieces, sync=item.must_sync)
+        except StoreError as error:
+            item.error = self.fenced(error)
+            return
+        except Exception as error:  # noqa: BLE001 (kept for the next arrive; a dead thread would hang flush)
+            item.error = error
+            return
+        item.tail = bytes(item.pieces[-1])[-_TAIL_NBYTES:]
+        item.staged_key, item.pieces, item.error = key, None, None
+
+    def _place(self, item: StagedObject) -> None:
+        assert item.staged_key is not None, "only what is staged can be placed"
+        try:
+            self._store.place(item.staged_key, item.key)
+        except StoreError as error:
+            meaning = self.fenced(error)
+            # NFS sends a rename again when the answer was lost, and then says ENOENT though it was done.
+            if error.kind != "gone" or meaning is not error or not self._is_in_place(item):
+                raise meaning from error
+        item.is_placed = True
+
+    def _is_in_place(self, item: StagedObject) -> bool:
+        reader = self._store.open(item.key)
+        if reader is None:
+            return False
+        try:
+            n = len(item.tail)
+            return reader.nbytes == item.nbytes and reader.read(item.nbytes - n, n) == item.tail
+        finally:
+            reader.close()
+
+    def _take_back(self, item: StagedObject) -> None:
+        data = self._store.read(item.key)
+        if data is not None:
+            item.pieces, item.staged_key, item.is_placed = [data], None, False

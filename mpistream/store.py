@@ -1,0 +1,565 @@
+"""Where bytes live: three small capabilities, and the two stores that have them all.
+
+A store maps keys (relative paths with "/") to objects. What the rest of the library needs is written
+down as `Readable`, `Listable` and `Writable`; nothing above this room touches a file by itself.
+
+Absence is a value (None), failure is an error: every OSError leaves this room as `StoreError` with
+its errno and the key. One kind of failure has a name of its own, ``gone``: the stage folder or the
+staged file that was there is there no more. It is how a writer learns that it was fenced, because a
+resume renames the stage folder away before it does anything else.
+
+Why writes have two steps: `Writable.stage` puts an object, whole and synced, under the writer's
+stage folder; `Writable.place` renames it to its key. A reader sees the old object or the new one,
+and a writer whose stage folder is gone can do neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from mpistream.errors import StoreError
+
+__all__ = [
+    "Listable",
+    "LocalStore",
+    "MemoryStore",
+    "ObjectReader",
+    "Readable",
+    "Store",
+    "Writable",
+    "open_store",
+]
+
+Buffer = Any  # anything with the buffer protocol: bytes, memoryview, a contiguous numpy array
+
+# Linux takes at most IOV_MAX = 1,024 pieces in one writev (POSIX <limits.h>).
+_IOV_MAX = 1024
+# A fenced writer's file can appear in a folder while it is deleted. Each try removes what it finds; with a
+# writer that does nothing else, about every second one still meets a new file.
+_DELETE_TRIES = 100
+# How often in a row an object may be replaced right between the open and the read of it, on NFS.
+_STALE_TRIES = 10
+
+
+class ObjectReader(Protocol):
+    """One opened object: its size and ranges of it, from one descriptor."""
+
+    nbytes: int
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return at most ``nbytes`` bytes from ``offset``; fewer only at the end."""
+
+    def close(self) -> None:
+        """Release the descriptor."""
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """A store whose objects can be read."""
+
+    def read(self, key: str) -> bytes | None:
+        """Return an object, or None when there is none."""
+
+    def open(self, key: str) -> ObjectReader | None:
+        """Open an object for reads of ranges, or None when there is none."""
+
+
+@runtime_checkable
+class Listable(Protocol):
+    """A store whose names can be listed."""
+
+    def list(self, prefix: str = "") -> list[str]:
+        """Return the names right below ``prefix``, sorted; empty when there is no such folder."""
+
+
+@runtime_checkable
+class Writable(Protocol):
+    """A store that can be written in two steps, stage and place."""
+
+    def make_folder(self, key: str, *, parents: bool = True) -> None:
+        """Make a folder; one that exists is fine.
+
+        With ``parents`` the folders above are made too, all durably. Without, the one above must exist
+        (else gone), and nothing is synced.
+        """
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Create an object that must not exist, durably; False when it exists. A failure leaves none."""
+
+    def stage(self, key: str, pieces: Sequence[Buffer], *, sync: bool) -> int:
+        """Write an object into a stage folder that must exist; return its bytes."""
+
+    def place(self, staged: str, key: str) -> None:
+        """Rename a staged object to its key, replacing what is there."""
+
+    def sync_folders(self, keys: Iterable[str]) -> None:
+        """Make the names of ``keys`` durable, from the leaf folder up to the first one below the root.
+
+        The root itself is synced, last, when one of the keys lies right in it.
+        """
+
+    def move(self, source: str, target: str) -> bool:
+        """Rename an object or a whole folder, durably; False when the source is not there.
+
+        An object replaces the one at the target; a folder never replaces a folder with something in it.
+        """
+
+    def copy(self, source: str, target: str) -> bool:
+        """Copy one object, durably; False when the source is not there."""
+
+    def delete(self, key: str) -> bool:
+        """Remove one object; False when it was not there. Durable after `sync_folders` of its key."""
+
+    def delete_tree(self, key: str) -> None:
+        """Remove a folder and all below it; nothing there is fine."""
+
+
+class Store(Readable, Listable, Writable, Protocol):
+    """A store with every capability, and a name for messages."""
+
+    url: str
+
+
+def open_store(url: str | os.PathLike[str] | Store) -> Store:
+    """Return the store that ``url`` names.
+
+    Not collective.
+
+    Parameters
+    ----------
+    url
+        A local path, a ``file://`` URL, or an object that is a store already.
+
+    Raises
+    ------
+    StoreError
+        For another scheme (kind ``scheme``), or for an object that lacks a capability (kind
+        ``capability``), naming it.
+    """
+    if isinstance(url, str | os.PathLike):
+        text = os.fspath(url)
+        scheme, separator, rest = text.partition("://")
+        if not separator:
+            return LocalStore(text)
+        if scheme == "file":
+            return LocalStore(rest)
+        raise StoreError(
+            f"url {text!r}: scheme {scheme!r} is not supported; give a local path or a file:// URL",
+            kind="scheme",
+        )
+    for capability in (Readable, Listable, Writable):
+        if not isinstance(url, capability):
+            raise StoreError(
+                f"{type(url).__name__} can't hold a stream: it lacks the capability {capability.__name__}",
+                kind="capability",
+            )
+    return url
+
+
+def _is_gone(error: OSError) -> bool:
+    # NFS answers ESTALE for a folder that another host renamed or removed.
+    return error.errno in (errno.ENOENT, errno.ESTALE)
+
+
+def _folders_of(keys: Iterable[str]) -> list[str]:
+    """Return the folders whose entries name ``keys``, deepest first; the root only for keys right in it."""
+    folders: set[str] = set()
+    for key in keys:
+        folder = key.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
+        if "/" not in key:
+            folders.add("")
+    return sorted(folders, key=lambda f: (f == "", -f.count("/"), f))
+
+
+def _exists(path: str) -> bool:
+    # Not os.path.lexists: that takes any error for absence, and absence means "fenced" or "deleted" here.
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+class _FileReader:
+    __slots__ = ("_fd", "_name", "nbytes")
+
+    def __init__(self, fd: int, name: str) -> None:
+        self._fd = fd
+        self._name = name
+        self.nbytes = os.fstat(fd).st_size
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        try:
+            data = os.pread(self._fd, nbytes, offset)
+            # One pread gives at most 2 GiB - 4 KiB and may be cut short by a signal.
+            while len(data) < nbytes and (more := os.pread(self._fd, nbytes - len(data), offset + len(data))):
+                data += more
+        except OSError as error:
+            raise StoreError(f"read {self._name}: {error.strerror}", kind="io", errno=error.errno) from error
+        return data
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class LocalStore:
+    """A folder on a POSIX file system, shared by all ranks.
+
+    Parameters
+    ----------
+    root
+        The folder; it need not exist yet.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = os.path.abspath(os.fspath(root))
+        self.url = self.root
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self.root!r})"
+
+    def _path(self, key: str) -> str:
+        return f"{self.root}/{key}" if key else self.root
+
+    @contextlib.contextmanager
+    def _errors(self, what: str, key: str, *, may_be_gone: bool = False) -> Iterator[None]:
+        """Translate every OSError at this one boundary."""
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            message = f"{what} {self._path(key)}: {error.strerror or error}"
+            kind = "gone" if may_be_gone and _is_gone(error) else "io"
+            raise StoreError(message, kind=kind, errno=error.errno) from error
+
+    # Readable
+
+    def read(self, key: str) -> bytes | None:
+        for _ in range(_STALE_TRIES):
+            try:
+                return self._read_once(key)
+            except StoreError as error:
+                # NFS: another host replaced the object after it was opened. The new one is whole, too.
+                if error.errno != errno.ESTALE:
+                    raise
+        return self._read_once(key)
+
+    def _read_once(self, key: str) -> bytes | None:
+        reader = self.open(key)
+        if reader is None:
+            return None
+        try:
+            return reader.read(0, reader.nbytes)
+        finally:
+            reader.close()
+
+    def open(self, key: str) -> _FileReader | None:
+        with self._errors("open", key):
+            try:
+                fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            try:
+                if not stat.S_ISDIR(os.fstat(fd).st_mode):
+                    return _FileReader(fd, self._path(key))
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+            return None
+
+    # Listable
+
+    def list(self, prefix: str = "") -> list[str]:
+        with self._errors("list", prefix):
+            try:
+                return sorted(os.listdir(self._path(prefix)))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    # Writable
+
+    def make_folder(self, key: str, *, parents: bool = True) -> None:
+        missing = [self._path(key)]
+        with self._errors("make folder", key, may_be_gone=not parents):
+            while parents and not os.path.isdir(above := os.path.dirname(missing[-1])):
+                missing.append(above)
+            for path in reversed(missing):
+                try:
+                    os.mkdir(path)
+                except FileExistsError:
+                    if not os.path.isdir(path):
+                        raise
+                    continue
+                if parents:
+                    # The folder above the store's root may be one that can be written but not read.
+                    with contextlib.suppress(PermissionError):
+                        _sync_path(os.path.dirname(path))
+
+    def create(self, key: str, data: bytes) -> bool:
+        with self._errors("create", key):
+            try:
+                fd = os.open(self._path(key), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            except FileExistsError:
+                return False
+            with self._removed_on_failure(key):
+                try:
+                    _write_all(fd, [data])
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                _sync_path(self._path(key.rpartition("/")[0]))
+        return True
+
+    def stage(self, key: str, pieces: Sequence[Buffer], *, sync: bool) -> int:
+        with self._errors("stage", key, may_be_gone=True):
+            fd = os.open(self._path(key), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            with self._removed_on_failure(key):
+                try:
+                    nbytes = _write_all(fd, pieces)
+                    if sync:
+                        os.fsync(fd)
+                finally:
+                    os.close(fd)
+        return nbytes
+
+    @contextlib.contextmanager
+    def _removed_on_failure(self, key: str) -> Iterator[None]:
+        """Give the space back: on a full disk it is what the next try needs."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(key))
+            raise
+
+    def place(self, staged: str, key: str) -> None:
+        source, target = self._path(staged), self._path(key)
+        with self._errors(f"place {source} as", key, may_be_gone=True):
+            try:
+                os.rename(source, target)
+            except OSError as error:
+                # ENOENT has two causes: the staged file is gone, or the folder of the key is not made yet.
+                if not _is_gone(error) or not _exists(source):
+                    raise
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                os.rename(source, target)
+
+    def sync_folders(self, keys: Iterable[str]) -> None:
+        for folder in _folders_of(keys):
+            with self._errors("sync folder", folder, may_be_gone=True):
+                _sync_path(self._path(folder))
+
+    def move(self, source: str, target: str) -> bool:
+        with self._errors("move", source):
+            if not _exists(self._path(source)):
+                return False
+            os.makedirs(os.path.dirname(self._path(target)), exist_ok=True)
+            try:
+                os.rename(self._path(source), self._path(target))
+            except OSError as error:
+                if _is_gone(error) and not _exists(self._path(source)):
+                    return False
+                raise
+        self.sync_folders([source, target])
+        return True
+
+    def copy(self, source: str, target: str) -> bool:
+        # Under its final name a copy is always whole: written beside it, synced, then renamed.
+        data = self.read(source)
+        if data is None:
+            return False
+        self.make_folder(target.rpartition("/")[0])
+        self.delete(f"{target}.partial")
+        self.stage(f"{target}.partial", [data], sync=True)
+        self.place(f"{target}.partial", target)
+        self.sync_folders([target])
+        return True
+
+    def delete(self, key: str) -> bool:
+        with self._errors("delete", key):
+            try:
+                os.unlink(self._path(key))
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+        return True
+
+    def delete_tree(self, key: str) -> None:
+        path = self._path(key)
+        with self._errors("delete", key):
+            if os.path.islink(path) or not os.path.isdir(path):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(path)
+                return
+            for last in [*[False] * (_DELETE_TRIES - 1), True]:
+                try:
+                    shutil.rmtree(path)
+                    return
+                except OSError as error:
+                    if not _exists(path):
+                        return
+                    if last or error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.ESTALE):
+                        raise
+                # Someone else adds or deletes below: a walk that doesn't stop at that.
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync_path(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, pieces: Sequence[Buffer]) -> int:
+    """Write all pieces one after the other with as few calls as the system allows."""
+    # A view without bytes can't be cast when its shape has a zero, and there is nothing to write.
+    views = [v.cast("B") for p in pieces if (v := memoryview(p)).nbytes]
+    total = sum(v.nbytes for v in views)
+    first = 0
+    while first < len(views):
+        n = os.writev(fd, views[first : first + _IOV_MAX])
+        # A short write is legal (a signal, a nearly full disk): go on behind it.
+        while first < len(views) and n >= views[first].nbytes:
+            n -= views[first].nbytes
+            first += 1
+        if n:
+            views[first] = views[first][n:]
+    return total
+
+
+class _BytesReader:
+    __slots__ = ("_data", "nbytes")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.nbytes = len(data)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return self._data[offset : offset + nbytes]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class MemoryStore:
+    """A store in this process's memory, for tests and for ranks that are threads."""
+
+    def __init__(self, url: str = "memory") -> None:
+        self.url = url
+        self._objects: dict[str, bytes] = {}
+        self._folders: set[str] = {""}
+        self._lock = threading.RLock()
+
+    def read(self, key: str) -> bytes | None:
+        with self._lock:
+            return self._objects.get(key)
+
+    def open(self, key: str) -> _BytesReader | None:
+        data = self.read(key)
+        return None if data is None else _BytesReader(data)
+
+    def list(self, prefix: str = "") -> list[str]:
+        start = f"{prefix}/" if prefix else ""
+        with self._lock:
+            names = {
+                k[len(start) :].partition("/")[0]
+                for k in (*self._objects, *self._folders)
+                if k.startswith(start) and k != start.rstrip("/")
+            }
+        return sorted(names)
+
+    def make_folder(self, key: str, *, parents: bool = True) -> None:
+        with self._lock:
+            if not parents:
+                self._check_folder(key)
+            while key:
+                if key in self._objects:
+                    raise StoreError(f"make folder {key}: an object", kind="io", errno=errno.EEXIST)
+                self._folders.add(key)
+                key = key.rpartition("/")[0]
+
+    def _check_folder(self, key: str) -> None:
+        if key.rpartition("/")[0] not in self._folders:
+            raise StoreError(f"{key} is gone: no such folder", kind="gone", errno=errno.ENOENT)
+
+    def create(self, key: str, data: bytes) -> bool:
+        with self._lock:
+            if key in self._objects:
+                return False
+            if key.rpartition("/")[0] not in self._folders:
+                raise StoreError(f"create {key}: no such folder", kind="io", errno=errno.ENOENT)
+            self._objects[key] = bytes(data)
+            return True
+
+    def stage(self, key: str, pieces: Sequence[Buffer], *, sync: bool) -> int:
+        del sync  # memory has nothing that is slower than itself
+        data = b"".join(v.cast("B") for p in pieces if (v := memoryview(p)).nbytes)
+        with self._lock:
+            self._check_folder(key)
+            if key in self._objects:
+                raise StoreError(f"stage {key}: exists", kind="io", errno=errno.EEXIST)
+            self._objects[key] = data
+        return len(data)
+
+    def place(self, staged: str, key: str) -> None:
+        with self._lock:
+            if staged not in self._objects:
+                raise StoreError(f"{staged} is gone", kind="gone", errno=errno.ENOENT)
+            self.make_folder(key.rpartition("/")[0])
+            self._objects[key] = self._objects.pop(staged)
+
+    def sync_folders(self, keys: Iterable[str]) -> None:
+        """Nothing to do: memory is as durable as it gets."""
+
+    def move(self, source: str, target: str) -> bool:
+        with self._lock:
+            if source in self._objects:
+                self.place(source, target)
+                return True
+            if source not in self._folders:
+                return False
+            below = f"{target}/"
+            if target in self._objects or any(k.startswith(below) for k in (*self._objects, *self._folders)):
+                raise StoreError(f"move {source}: {target} exists", kind="io", errno=errno.ENOTEMPTY)
+            self.make_folder(target)
+            for key in [k for k in self._objects if k.startswith(f"{source}/")]:
+                self._objects[target + key[len(source) :]] = self._objects.pop(key)
+            for key in [k for k in self._folders if k == source or k.startswith(f"{source}/")]:
+                self._folders.remove(key)
+                self._folders.add(target + key[len(source) :])
+            return True
+
+    def copy(self, source: str, target: str) -> bool:
+        with self._lock:
+            if source not in self._objects:
+                return False
+            self.make_folder(target.rpartition("/")[0])
+            self._objects[target] = self._objects[source]
+            return True
+
+    def delete(self, key: str) -> bool:
+        with self._lock:
+            return self._objects.pop(key, None) is not None
+
+    def delete_tree(self, key: str) -> None:
+        with self._lock:
+            below = f"{key}/" if key else ""
+            for k in [k for k in self._objects if k == key or k.startswith(below)]:
+                del self._objects[k]
+            self._folders -= {k for k in self._folders if k == key or k.startswith(below)}
+            self._folders.add("")

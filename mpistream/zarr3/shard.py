@@ -1,0 +1,378 @@
+"""Blocks to shard bytes and back.
+
+Theory of operation
+-------------------
+A shard is one object: encoded inner chunks, then an index of (offset, nbytes) pairs, one per inner chunk
+in C order, then the index's own CRC32C (Zarr v3, codec ``sharding_indexed`` 1.0, "Binary shard format").
+An inner chunk that is all fill value is absent: both numbers are 2**64 - 1.
+
+`OpenShard` is a shard that grows record by record. With an inner time extent of 1 a record is encoded
+when it arrives and never again. With a larger one the records of the current inner chunk are kept raw in
+a slab, and the slab is encoded when it is full or when a commit wants the shard as it is.
+
+Rules of this room:
+
+* An object that replaces an earlier one keeps every inner chunk of it at its old offset, byte for byte;
+  what is new or changed follows, then the index. A plain reader that read the old index and reads its
+  inner chunks from the new object still gets what the old index promised.
+* Records arrive in order, inner chunks of one record lie in C order, time slowest.
+* "All fill" is bytewise: -0.0 is not 0.0, and NaN is NaN when its bits are the same.
+
+An array without time (a static) is a shard with one record.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpistream.errors import FormatError
+from mpistream.zarr3.codecs import ChunkCodec, crc32c
+
+__all__ = ["ChunkEncoder", "OpenShard", "ShardSpec", "index_bytes", "parse_index", "read_shard"]
+
+# On disk. Do not change; see FORMAT.md.
+_MISSING = 2**64 - 1
+_ENTRY = np.dtype("<u8")
+_CRC_NBYTES = 4
+
+# Neighbours with a gap of at most this are read in one call: a seek costs more than the bytes between.
+_MAX_GAP_NBYTES = 64 * 1024
+_MAX_READ_NBYTES = 64 * 1024 * 1024
+
+Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSpec:
+    """What is the same for all shards of one array: extents, codec and fill, time first (1 for a static)."""
+
+    shard_shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    codec: ChunkCodec
+    fill: NDArray[Any]
+    """0-d array of the array's dtype."""
+
+    @property
+    def n_chunks(self) -> tuple[int, ...]:
+        """Inner chunks per dim."""
+        return tuple(s // c for s, c in zip(self.shard_shape, self.chunk_shape, strict=True))
+
+    @property
+    def index_nbytes(self) -> int:
+        """Bytes of the index with its checksum."""
+        return 16 * math.prod(self.n_chunks) + _CRC_NBYTES
+
+
+def index_bytes(entries: NDArray[np.uint64]) -> bytes:
+    """Return the bytes of an index, checksum included.
+
+    Not collective.
+    """
+    data = entries.astype(_ENTRY, copy=False).tobytes()
+    return data + crc32c(data)
+
+
+def parse_index(data: bytes, spec: ShardSpec, object_nbytes: int) -> NDArray[np.uint64]:
+    """Return the (offset, nbytes) entries of an index, shape (number of inner chunks, 2).
+
+    Not collective.
+
+    Parameters
+    ----------
+    data
+        The last `ShardSpec.index_nbytes` bytes of the object.
+    spec
+        The array's shards.
+    object_nbytes
+        Bytes of the whole object; an entry that points outside it is refused.
+
+    Raises
+    ------
+    FormatError
+        Kind ``index``.
+    """
+    if len(data) != spec.index_nbytes:
+        raise FormatError(
+            f"object of {object_nbytes} bytes has no room for an index of {spec.index_nbytes} bytes", kind="index"
+        )
+    if crc32c(data[:-_CRC_NBYTES]) != data[-_CRC_NBYTES:]:
+        raise FormatError("the index's stored CRC32C differs from that of the data", kind="index")
+    entries = np.frombuffer(data[:-_CRC_NBYTES], _ENTRY).astype(np.uint64).reshape(-1, 2)
+    room = np.uint64(object_nbytes - spec.index_nbytes)
+    present = entries[:, 0] != _MISSING
+    # offset + nbytes can pass 2**64; the two comparisons can't.
+    bad = present & ((entries[:, 1] > room) | (entries[:, 0] > room - np.minimum(entries[:, 1], room)))
+    if bad.any():
+        i = int(np.flatnonzero(bad)[0])
+        offset, nbytes = (int(v) for v in entries[i])
+        raise FormatError(
+            f"index entry {i} names bytes {offset} to {offset + nbytes}, the chunks end at {int(room)}", kind="index"
+        )
+    return entries
+
+
+class ChunkEncoder:
+    """Encodes inner chunks of one array through one scratch chunk.
+
+    Parameters
+    ----------
+    spec
+        The array's shards.
+    """
+
+    def __init__(self, spec: ShardSpec) -> None:
+        self.spec = spec
+        self._scratch: NDArray[Any] = np.empty(spec.chunk_shape, spec.codec.stored_dtype)
+        pattern = spec.fill.astype(spec.codec.stored_dtype).reshape(1)
+        # The widest word that numpy compares at memory speed; complex128 is two of them.
+        word = f"u{min(pattern.itemsize, 8)}"
+        self._word = np.dtype(word)
+        self._pattern: NDArray[Any] = pattern.view(word)
+
+    def encode(self, view: NDArray[Any]) -> list[Any] | None:
+        """Return the encoded inner chunk as buffers, or None when it is all fill.
+
+        Not collective.
+
+        Parameters
+        ----------
+        view
+            At most ``chunk_shape``, any strides and byte order. At the edge of the array it is smaller; the
+            rest of the chunk is fill.
+        """
+        chunk = view
+        if view.shape != self._scratch.shape:
+            self._scratch[...] = self.spec.fill
+            self._scratch[tuple(slice(n) for n in view.shape)] = view
+            chunk = self._scratch
+        elif not view.flags.c_contiguous or view.dtype != self._scratch.dtype:
+            self._scratch[...] = view
+            chunk = self._scratch
+        return None if self._is_fill(chunk) else self.spec.codec.encode(chunk)
+
+    def _is_fill(self, chunk: NDArray[Any]) -> bool:
+        words = chunk.reshape(-1).view(self._word).reshape(-1, self._pattern.size)
+        # One look at the first value spares most chunks the full comparison.
+        return bool((words[0] == self._pattern).all() and (words == self._pattern).all())
+
+
+class OpenShard:
+    """One shard that is being filled, record by record.
+
+    Parameters
+    ----------
+    encoder
+        The array's chunk encoder.
+    box_shape
+        Extents of the shard's part of the array without time: at the upper edge smaller than the shard.
+    """
+
+    def __init__(self, encoder: ChunkEncoder, box_shape: tuple[int, ...]) -> None:
+        self._encoder = encoder
+        self._spec = encoder.spec
+        self.n_records = 0
+        self._pieces: list[Any] = []
+        self._end = 0
+        # Invariant: every present entry names bytes below _end, in _pieces.
+        self._entries: NDArray[np.uint64] = np.full((math.prod(self._spec.n_chunks), 2), _MISSING, np.uint64)
+        self._time_extent = self._spec.chunk_shape[0]
+        self._slab: NDArray[Any] | None = None
+        self._slab_is_dirty = False
+        self._space = list(_split(box_shape, self._spec.chunk_shape[1:]))
+        self._slab_shape = (self._time_extent, *box_shape)
+        self._grid: NDArray[np.int64] = np.arange(len(self._entries)).reshape(self._spec.n_chunks)
+
+    @classmethod
+    def from_object(
+        cls, encoder: ChunkEncoder, box_shape: tuple[int, ...], data: bytes, n_records: int
+    ) -> OpenShard:
+        """Return the shard of an object, with its first ``n_records`` records only.
+
+        Not collective.
+
+        Parameters
+        ----------
+        encoder, box_shape
+            As in the constructor.
+        data
+            The whole object.
+        n_records
+            Records of the row to keep; what the object holds beyond them was dropped or never committed.
+
+        Raises
+        ------
+        FormatError
+            For a damaged object.
+        """
+        self = cls(encoder, box_shape)
+        spec = self._spec
+        entries = parse_index(data[-spec.index_nbytes :], spec, len(data))
+        n_full, n_in_slab = divmod(n_records, self._time_extent)
+        kept = self._grid[: n_full + (n_in_slab > 0)].reshape(-1)
+        present = [int(i) for i in kept if entries[i, 0] != _MISSING]
+        # Kept inner chunks stay at their offsets; bytes behind the last of them belong to no committed record.
+        self._end = max((int(entries[i].sum()) for i in present), default=0)
+        if self._end:
+            self._pieces.append(data[: self._end])
+        self._entries[kept] = entries[kept]
+        if n_in_slab:
+            slab = self._new_slab()
+            for index, box in self._space:
+                chunk = _decode_chunk(spec, entries[self._grid[(n_full, *index)]], data)
+                if chunk is not None:
+                    part = slab[(slice(n_in_slab), *box)]
+                    part[...] = chunk[tuple(slice(n) for n in part.shape)]
+            # Beyond n_in_slab the stored chunk may hold more than was kept: encode it anew before it is written.
+            self._slab_is_dirty = True
+        self.n_records = n_records
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of encoded pieces and of the slab that are held in memory."""
+        return self._end + (self._slab.nbytes if self._slab is not None else 0)
+
+    def add(self, block: NDArray[Any]) -> None:
+        """Put the next record into the shard.
+
+        Not collective.
+
+        Parameters
+        ----------
+        block
+            The shard's part of the record, shape ``box_shape``; it may be overwritten when the call returns.
+        """
+        time_index, in_slab = divmod(self.n_records, self._time_extent)
+        assert time_index < self._spec.n_chunks[0], "a full shard takes no record"
+        if self._time_extent == 1:
+            self._encode(time_index, block[np.newaxis])
+        else:
+            if self._slab is None:
+                self._slab = self._new_slab()
+            self._slab[in_slab] = block
+            self._slab_is_dirty = True
+            if in_slab == self._time_extent - 1:
+                self._encode(time_index, self._slab)
+                self._slab, self._slab_is_dirty = None, False
+        self.n_records += 1
+
+    def finish(self) -> list[Any]:
+        """Return the object as it is now, as buffers to be written one after the other.
+
+        Not collective. The shard goes on growing afterwards.
+        """
+        if self._slab is not None and self._slab_is_dirty:
+            time_index, in_slab = divmod(self.n_records, self._time_extent)
+            self._slab[in_slab:] = self._spec.fill
+            self._encode(time_index, self._slab)
+            self._slab_is_dirty = False
+        return [*self._pieces, index_bytes(self._entries)]
+
+    def _new_slab(self) -> NDArray[Any]:
+        self._slab = np.full(self._slab_shape, self._spec.fill, self._spec.codec.stored_dtype)
+        return self._slab
+
+    def _encode(self, time_index: int, records: NDArray[Any]) -> None:
+        for index, box in self._space:
+            pieces = self._encoder.encode(records[(slice(None), *box)])
+            entry = self._entries[self._grid[(time_index, *index)]]
+            if pieces is None:
+                entry[:] = _MISSING
+                continue
+            nbytes = sum(len(p) for p in pieces)
+            entry[:] = self._end, nbytes
+            self._pieces += pieces
+            self._end += nbytes
+
+
+def _split(shape: Sequence[int], chunk_shape: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Slices]]:
+    """Yield, in C order, the index of every inner chunk that ``shape`` touches, and its clipped slices."""
+    counts = [-(-n // c) for n, c in zip(shape, chunk_shape, strict=True)]
+    for index in itertools.product(*map(range, counts)):
+        yield (
+            index,
+            tuple(slice(i * c, min((i + 1) * c, n)) for i, c, n in zip(index, chunk_shape, shape, strict=True)),
+        )
+
+
+def _decode_chunk(spec: ShardSpec, entry: NDArray[np.uint64], data: bytes) -> NDArray[Any] | None:
+    if entry[0] == _MISSING:
+        return None
+    offset, nbytes = int(entry[0]), int(entry[1])
+    return spec.codec.decode(data[offset : offset + nbytes], spec.chunk_shape)
+
+
+def read_shard(
+    spec: ShardSpec,
+    object_nbytes: int,
+    read: Callable[[int, int], bytes],
+    box: Sequence[tuple[int, int]],
+    out: NDArray[Any],
+) -> None:
+    """Decode a box of a shard into ``out``; only the inner chunks that it touches are read.
+
+    Not collective.
+
+    Parameters
+    ----------
+    spec
+        The array's shards.
+    object_nbytes
+        Bytes of the object.
+    read
+        ``read(offset, nbytes) -> bytes`` over the object.
+    box
+        Half-open bounds in the shard, one pair a dim, time first.
+    out
+        Array of the box's shape.
+
+    Raises
+    ------
+    FormatError
+        For a damaged index or inner chunk.
+    """
+    start = max(object_nbytes - spec.index_nbytes, 0)
+    entries = parse_index(read(start, spec.index_nbytes), spec, object_nbytes)
+    grid = np.arange(len(entries)).reshape(spec.n_chunks)
+    wanted: list[tuple[int, int, Slices, Slices]] = []
+    ranges = [range(lo // c, -(-hi // c)) for (lo, hi), c in zip(box, spec.chunk_shape, strict=True)]
+    for index in itertools.product(*ranges):
+        target, source = [], []
+        for i, c, (lo, hi) in zip(index, spec.chunk_shape, box, strict=True):
+            first, last = max(lo, i * c), min(hi, (i + 1) * c)
+            target.append(slice(first - lo, last - lo))
+            source.append(slice(first - i * c, last - i * c))
+        offset, nbytes = (int(v) for v in entries[grid[index]])
+        if offset == _MISSING:
+            out[tuple(target)] = spec.fill
+        else:
+            wanted.append((offset, nbytes, tuple(target), tuple(source)))
+    wanted.sort(key=lambda w: w[:2])
+    for group in _grouped(wanted):
+        first = group[0][0]
+        data = read(first, max(offset + nbytes for offset, nbytes, _, _ in group) - first)
+        for offset, nbytes, to, of in group:
+            chunk = spec.codec.decode(data[offset - first : offset - first + nbytes], spec.chunk_shape)
+            out[to] = chunk[of]
+
+
+def _grouped(wanted: list[tuple[int, int, Slices, Slices]]) -> Iterator[list[tuple[int, int, Slices, Slices]]]:
+    """Join neighbouring byte ranges, so that a whole row of inner chunks is one read."""
+    group: list[tuple[int, int, Slices, Slices]] = []
+    end = 0
+    for item in wanted:
+        offset, nbytes = item[:2]
+        if group and (offset > end + _MAX_GAP_NBYTES or offset + nbytes - group[0][0] > _MAX_READ_NBYTES):
+            yield group
+            group = []
+        end = offset + nbytes if not group else max(end, offset + nbytes)
+        group.append(item)
+    if group:
+        yield group

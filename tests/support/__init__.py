@@ -1,0 +1,1 @@
+"""What tests need: ranks as threads, real MPI jobs, waiting."""
