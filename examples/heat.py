@@ -28,7 +28,9 @@ def main(url: str) -> None:
     )
     try:
         writer = ms.write_resume(url, schema=schema, comm=comm)
-    except FileNotFoundError:  # the same on every rank
+    except ms.ResumeError as error:  # the same on every rank
+        if error.kind != "no_store":
+            raise
         writer = ms.write_open(url, schema, comm=comm)
 
     with writer as w:
@@ -42,9 +44,7 @@ def main(url: str) -> None:
             for _ in range(STEPS_PER_RECORD):
                 comm.Sendrecv(plate[1], south, recvbuf=plate[-1], source=north)
                 comm.Sendrecv(plate[-2], north, recvbuf=plate[0], source=south)
-                plate[OWN] += 0.2 * (
-                    plate[WEST] + plate[EAST] + plate[SOUTH] + plate[NORTH] - 4.0 * plate[OWN]
-                )
+                plate[OWN] += 0.2 * (plate[WEST] + plate[EAST] + plate[SOUTH] + plate[NORTH] - 4.0 * plate[OWN])
             w.write_record((record + 1) * STEPS_PER_RECORD, {"temperature": plate[OWN]})
             if (record + 1) % RECORDS_PER_COMMIT == 0:
                 w.commit()

@@ -5,7 +5,7 @@ rank 0, which verifies that they tile the store and only then commits.
 """
 
 from mpistream._version import __version__
-from mpistream.commit import CommitReceipt, CommitToken
+from mpistream.description import AppendTime, Coordinate, Variable
 from mpistream.errors import (
     AlignmentError,
     CommitError,
@@ -18,12 +18,14 @@ from mpistream.errors import (
     StoreError,
     TilingError,
 )
-from mpistream.grid import Region
 from mpistream.layout import Plan, decompose, plan
 from mpistream.options import Options
-from mpistream.parallel import StreamWriter, write_open, write_resume
+from mpistream.parallel import StreamWriter
 from mpistream.reader import StoreReader, open_reader, read_output_manifest, read_record, read_static
-from mpistream.schema import AppendTime, Coordinate, StreamSchema, Variable, schema_fingerprint
+from mpistream.region import Region
+from mpistream.schema import StreamSchema, schema_fingerprint
+from mpistream.session import write_open, write_resume
+from mpistream.token import CommitReceipt, CommitToken
 
 __all__ = [
     "AlignmentError",

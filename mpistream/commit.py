@@ -33,207 +33,17 @@ then an object that replaces one with committed records is synced, and so is the
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from mpistream.errors import FormatError
-from mpistream.grid import Box, Region, box_n_cells
-from mpistream.layout import assign_writers
+from mpistream.epoch import EpochState
 from mpistream.manifest import Dropped, Manifest, add_times, subtract_times
-from mpistream.schema import Role, StreamSchema
+from mpistream.token import CommitReceipt, CommitToken, times_sha256
 
-__all__ = [
-    "CommitReceipt",
-    "CommitToken",
-    "Decision",
-    "EpochState",
-    "Fault",
-    "Share",
-    "decide",
-    "next_manifest",
-    "prove_epoch",
-    "recover",
-    "times_sha256",
-]
+__all__ = ["Decision", "Fault", "decide", "next_manifest", "recover"]
 
-
-def times_sha256(times: Sequence[float]) -> str:
-    """Return the sha256 of times as little-endian float64: equal iff they are bitwise the same.
-
-    Not collective.
-    """
-    return hashlib.sha256(np.asarray(times, "<f8").tobytes()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitToken:
-    """What one writer has put in place since the last committed state.
-
-    Its size depends neither on the array nor on the number of shards.
-    """
-
-    store_id: str
-    run_id: str
-    fingerprint: str
-    epoch: int
-    base_seq: int
-    """The commit_seq on which it builds."""
-    writer: int
-    start: int
-    stop: int
-    """Record set, half-open."""
-    last_t: float | None
-    times_sha256: str
-    n_cells: Mapping[str, int]
-    """Variable -> cells in place, over all records of the set."""
-    statics: Mapping[str, int]
-    """Static -> cells in place."""
-    region: Region
-    n_objects: int
-    nbytes: int
-    """Bytes on disk."""
-    failure: Mapping[str, Any] | None = None
-    """What went wrong while placing, as `mpistream.errors.error_to_json` describes it."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the token as JSON types.
-
-        Not collective.
-        """
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {
-            **plain,
-            "n_cells": dict(self.n_cells),
-            "statics": dict(self.statics),
-            "region": self.region.to_json(),
-            "failure": None if self.failure is None else dict(self.failure),
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> CommitToken:
-        """Return the token that `to_json` described.
-
-        Not collective.
-
-        Raises
-        ------
-        FormatError
-            Kind ``token`` when it is not such a description.
-        """
-        try:
-            return cls(**{**document, "region": Region.from_json(document["region"])})
-        except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"damaged token: {type(error).__name__}: {error}", kind="token") from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitReceipt:
-    """What a commit did: the same on every rank."""
-
-    commit_seq: int
-    epoch: int
-    n_records: int
-    last_t: float | None
-    n_new_records: int
-    new_statics: tuple[str, ...]
-    n_objects: int
-    nbytes: int
-    """Bytes that this commit put on disk, over all ranks, documents left out."""
-    warnings: tuple[str, ...] = field(default=(), compare=False)
-    """On the owner: what did not go well after the commit and will be done again by the next one."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the receipt as JSON types.
-
-        Not collective.
-        """
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> CommitReceipt:
-        """Return the receipt that `to_json` described.
-
-        Not collective.
-        """
-        return cls(
-            **{
-                **document,
-                "new_statics": tuple(document["new_statics"]),
-                "warnings": tuple(document["warnings"]),
-            }
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochState:
-    """What is fixed for an epoch: who writes which boxes of which array. Made by `prove_epoch` only."""
-
-    regions: tuple[Region, ...]
-    boxes: Mapping[str, Sequence[tuple[Box, ...]]]
-    """Array name -> per writer the boxes it writes, over the dims without time; proven to tile it."""
-    n_cells: Mapping[str, tuple[int, ...]]
-    """Array name -> per writer the cells it writes of one record."""
-
-    def share(self, writer: int) -> Share:
-        """Return what one writer writes."""
-        boxes = {name: by_writer[writer] for name, by_writer in self.boxes.items()}
-        return Share(writer=writer, region=self.regions[writer], boxes=boxes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """What one writer writes in an epoch."""
-
-    writer: int
-    region: Region
-    boxes: Mapping[str, tuple[Box, ...]]
-    """Sharded array -> the boxes it writes, over the dims without time."""
-
-    def n_cells(self, name: str) -> int:
-        """Return the cells of one record of an array that it writes."""
-        return sum(map(box_n_cells, self.boxes[name]))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the share as JSON types.
-
-        Not collective.
-        """
-        return {"writer": self.writer, "region": self.region.to_json(), "boxes": dict(self.boxes)}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Share:
-        """Return the share that `to_json` described.
-
-        Not collective.
-        """
-        boxes = {
-            name: tuple(tuple((int(a), int(b)) for a, b in box) for box in found)
-            for name, found in document["boxes"].items()
-        }
-        return cls(writer=document["writer"], region=Region.from_json(document["region"]), boxes=boxes)
-
-
-def prove_epoch(schema: StreamSchema, regions: Sequence[Region]) -> EpochState:
-    """Return who writes what, once it is proven that it tiles every array exactly once.
-
-    Not collective.
-
-    Raises
-    ------
-    AlignmentError, TilingError
-        As `mpistream.layout.assign_writers`.
-    """
-    boxes = assign_writers(schema, regions)
-    n_cells = {name: tuple(sum(map(box_n_cells, b)) for b in by_writer) for name, by_writer in boxes.items()}
-    # A variable over time alone has no shards: the owner writes one cell of it a record.
-    for array in schema.arrays.values():
-        if array.role is Role.SERIES:
-            n_cells[array.name] = (1, *[0] * (len(regions) - 1))
-    return EpochState(regions=tuple(regions), boxes=boxes, n_cells=n_cells)
+# A message names so many ranks; of 10,000 that differ nobody reads all.
+_MAX_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,9 +65,7 @@ class Decision:
     faults: tuple[Fault, ...] = ()
 
 
-def decide(
-    manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken], times: Sequence[float]
-) -> Decision:
+def decide(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken], times: Sequence[float]) -> Decision:
     """Return the manifest that the tokens make, or all reasons against it.
 
     Not collective.
@@ -346,7 +154,11 @@ def _identity_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[Com
         ):
             if theirs != ours:
                 faults.append(
-                    Fault(kind="token", text=f"rank {t.writer}: token of {what} {theirs}, not {ours}", writer=t.writer)
+                    Fault(
+                        kind="token",
+                        text=f"rank {t.writer}: token of {what} {theirs}, not {ours}",
+                        writer=t.writer,
+                    )
                 )
                 break
     for writer in range(len(epoch.regions)):
@@ -365,8 +177,8 @@ def _record_faults(manifest: Manifest, tokens: Sequence[CommitToken], times: Seq
     """The same record set, behind what is committed, at bitwise the same times."""
     first = min(tokens, key=lambda t: t.writer)
     if any((t.start, t.stop) != (first.start, first.stop) for t in tokens):
-        said = ", ".join(f"rank {t.writer} {t.stop - t.start} records to t = {t.last_t}" for t in tokens[:8])
-        more = f" and {len(tokens) - 8} more ranks" if len(tokens) > 8 else ""  # noqa: PLR2004
+        said = ", ".join(f"rank {t.writer} {t.stop - t.start} records to t = {t.last_t}" for t in tokens[:_MAX_NAMED])
+        more = f" and {len(tokens) - _MAX_NAMED} more ranks" if len(tokens) > _MAX_NAMED else ""
         return [
             Fault(
                 kind="records",
@@ -409,8 +221,10 @@ def _cover_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[Commit
     """Every cell of every variable and record, and of every static that anybody wrote, exactly once."""
     faults = []
     named = {name for t in tokens for name in t.statics}
-    for name in sorted(named & set(manifest.statics)):
-        faults.append(Fault(kind="static", text=f"static {name!r} is committed already; it is written once"))
+    faults += [
+        Fault(kind="static", text=f"static {name!r} is committed already; it is written once")
+        for name in sorted(named & set(manifest.statics))
+    ]
     streaming = [a.name for a in manifest.schema.arrays.values() if a.has_time]
     for t in tokens:
         n_records = t.stop - t.start

@@ -10,9 +10,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mpistream.arrays import ArraySpec, Role
 from mpistream.errors import AlignmentError
-from mpistream.grid import Box, Region, assign_shards, box_n_cells, split_units
-from mpistream.schema import ArraySpec, Role, StreamSchema
+from mpistream.grid import assign_shards, split_units
+from mpistream.region import Region
+from mpistream.schema import StreamSchema
+from mpistream.tiling import Box, box_n_cells
 
 __all__ = ["Plan", "assign_writers", "decompose", "plan", "resolve_layout"]
 
@@ -113,7 +116,9 @@ def _boxes_of_regions(
     n_objects = math.prod(-(-n // extents[d]) for d, n in free.items())
     if n_objects > _MAX_FORCED_OBJECTS * max(active, 1):
         dim = max(free, key=lambda d: free[d] / extents[d])
-        lengths = sorted({b[list(sizes).index(dim)][1] - b[list(sizes).index(dim)][0] for r in regions for b in r.boxes})
+        lengths = sorted(
+            {b[list(sizes).index(dim)][1] - b[list(sizes).index(dim)][0] for r in regions for b in r.boxes}
+        )
         raise AlignmentError(
             f"dim {dim!r}: the given regions have lengths {lengths}, whose edges share only multiples of "
             f"{extents[dim]}: that is {n_objects} objects a record for {active} writers; make all regions but the "
@@ -167,7 +172,11 @@ def resolve_layout(schema: StreamSchema, n_writers: int, regions: Sequence[Regio
         extents, is_exact = _boxes_of_regions(partitioned, [r.project(partitioned) for r in regions], given)
     axes = [
         _Axis(
-            size=n, shard=given[d], chunk=given_chunk[d], box=min(extents.get(d, n), n), is_exact=is_exact.get(d, False)
+            size=n,
+            shard=given[d],
+            chunk=given_chunk[d],
+            box=min(extents.get(d, n), n),
+            is_exact=is_exact.get(d, False),
         )
         for d, n in sizes.items()
     ]
@@ -183,9 +192,7 @@ def resolve_layout(schema: StreamSchema, n_writers: int, regions: Sequence[Regio
     return schema.with_layout(layout)
 
 
-def _layout_of(
-    array: ArraySpec, shards: Mapping[str, int], chunk: Sequence[int] | None
-) -> tuple[list[int], list[int]]:
+def _layout_of(array: ArraySpec, shards: Mapping[str, int], chunk: Sequence[int] | None) -> tuple[list[int], list[int]]:
     """Return shard and inner chunk of one array, its shards on the edges that all arrays share."""
     time_shard, time_chunk = _time_lengths(array)
     own = zip(

@@ -42,9 +42,7 @@ _REFRESHES_PER_TTL = 8
 _MIN_INTERVAL = 0.05
 _DAMAGED_TTL = 120.0  # the ttl of a lease that can't be read
 _MAX_TTL = 1e9
-_START_TIME = (
-    22 - 3
-)  # among the fields of /proc/<pid>/stat after the second, which ends with ")", see proc(5)
+_START_TIME = 22 - 3  # among the fields of /proc/<pid>/stat after the second, which ends with ")", see proc(5)
 _CLOSE_TIMEOUT = 5.0  # for a refresh that hangs in the file system
 
 
@@ -107,11 +105,7 @@ class Lease:
         hints = typing.get_type_hints(cls)
         values: dict[str, Any] = {name: document.get(name) for name in hints}
         # JSON's true is no number, though Python says so.
-        wrong = [
-            n
-            for n, v in values.items()
-            if not isinstance(v, hints[n]) or isinstance(v, bool) != (n == "closed")
-        ]
+        wrong = [n for n, v in values.items() if not isinstance(v, hints[n]) or isinstance(v, bool) != (n == "closed")]
         # kill(2) gives pids below 1 a meaning of their own, and a pid is a C int. NaN fails this, too.
         if not wrong and not (0 < values["pid"] < 2**31 and 0 < values["ttl"] < _MAX_TTL):
             wrong = ["pid", "ttl"]
@@ -215,9 +209,7 @@ class LeaseKeeper:
     ``lost`` is the run id of another writer that was found, ``last_error`` the last refresh's failure.
     """
 
-    def __init__(
-        self, store: Store, lease: Lease, folder: str, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, store: Store, lease: Lease, folder: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.lease = lease
         self.lost: str | None = None
         self.last_error: Exception | None = None

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpistream.errors import FormatError
-from mpistream.grid import Region
+from mpistream.region import Region
 from mpistream.schema import StreamSchema
 
 __all__ = [
@@ -184,9 +184,7 @@ class Manifest:
     layout_digest: str
 
     @classmethod
-    def first(
-        cls, *, store_id: str, run_id: str, epoch: int, schema: StreamSchema, layout_digest: str
-    ) -> Manifest:
+    def first(cls, *, store_id: str, run_id: str, epoch: int, schema: StreamSchema, layout_digest: str) -> Manifest:
         """Return the manifest of a store without records.
 
         Not collective.
@@ -293,11 +291,10 @@ class Manifest:
             raise FormatError(f"{key}: {error}", kind=error.kind) from error
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{key}: damaged: {type(error).__name__}: {error}", kind="manifest") from error
-        if manifest.n_records < 0 or manifest.committed != (
-            ((0, manifest.n_records),) if manifest.n_records else ()
-        ):
+        if manifest.n_records < 0 or manifest.committed != (((0, manifest.n_records),) if manifest.n_records else ()):
             raise FormatError(
-                f"{key}: {manifest.n_records} records, but committed ranges {manifest.committed}", kind="manifest"
+                f"{key}: {manifest.n_records} records, but committed ranges {manifest.committed}",
+                kind="manifest",
             )
         if not manifest.schema.is_resolved or manifest.schema.fingerprint() != manifest.fingerprint:
             raise FormatError(f"{key}: the schema does not have the fingerprint that stands beside it", kind="manifest")

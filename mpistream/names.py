@@ -136,7 +136,7 @@ def stored_dtype(what: str, dtype: Any) -> np.dtype[Any]:
         Kind ``dtype`` for one that is not among `DTYPES`.
     """
     try:
-        found = np.dtype(dtype).newbyteorder("=")
+        found: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     except TypeError as error:
         raise SchemaError(f"{what}: {dtype!r} is not a dtype; use one of {', '.join(DTYPES)}", kind="dtype") from error
     if found.name not in DTYPES:

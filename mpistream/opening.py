@@ -23,19 +23,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpistream.commit import EpochState, prove_epoch, recover
+from mpistream.arrays import SERIES_CHUNK
+from mpistream.commit import recover
+from mpistream.epoch import EpochState, prove_epoch
 from mpistream.errors import FencedError, FormatError, ResumeError, SchemaError, StoreError
-from mpistream.grid import Region
 from mpistream.layout import decompose, plan, resolve_layout
 from mpistream.lease import Lease, LeaseKeeper, wait_until_free
 from mpistream.manifest import (
-    DROPPED_FOLDER,
     EPOCHS_FOLDER,
     FOLDER,
     MANIFEST_KEY,
     STAGE_FOLDER,
     Manifest,
-    dropped_folder,
     epoch_key,
     fenced_folder,
     layout_bytes,
@@ -47,8 +46,10 @@ from mpistream.manifest import (
 )
 from mpistream.options import Options
 from mpistream.owner import Owner, put_documents
+from mpistream.recovery import remove_uncommitted, set_aside_dropped, tidy
+from mpistream.region import Region
 from mpistream.rows import encode_whole, read_series_chunk
-from mpistream.schema import SERIES_CHUNK, ArraySpec, Role, StreamSchema
+from mpistream.schema import StreamSchema
 from mpistream.staging import Stager, highest_epoch
 from mpistream.store import Store
 from mpistream.zarr3.codecs import ChunkCodec
@@ -147,7 +148,9 @@ def _regions(given: Sequence[Any], schema: StreamSchema) -> list[Region] | None:
     for rank, region in enumerate(given):
         if region is None:
             raise SchemaError(
-                f"rank {rank} gave no region, other ranks did; every rank gives one or none does", kind="region", rank=rank
+                f"rank {rank} gave no region, other ranks did; every rank gives one or none does",
+                kind="region",
+                rank=rank,
             )
         try:
             regions.append(Region.from_mapping(region, schema.partitioned_sizes))
@@ -229,7 +232,11 @@ class CreateRequest:
                 stager.place(objects, sync=True)
         put_documents(store, stager, documents.arrays(0, growing_only=False), sync=True)
         manifest = Manifest.first(
-            store_id=uuid.uuid4().hex, run_id=claimed.run_id, epoch=claimed.epoch, schema=schema, layout_digest=digest
+            store_id=uuid.uuid4().hex,
+            run_id=claimed.run_id,
+            epoch=claimed.epoch,
+            schema=schema,
+            layout_digest=digest,
         )
         _put_manifest(store, stager, manifest)
         # Before its group document a store is not a Zarr store: plain readers see it whole or not at all.
@@ -242,9 +249,12 @@ class CreateRequest:
         """Rename what was there out of the way, the manifest first: from then on it is no store."""
         store.delete(MANIFEST_KEY)
         for name in store.list(FOLDER):
-            if f"{FOLDER}/{name}" not in (EPOCHS_FOLDER, STAGE_FOLDER, _REPLACED_FOLDER, nonce_key(epoch)) and (
-                name != "lease"
-            ):
+            if f"{FOLDER}/{name}" not in (
+                EPOCHS_FOLDER,
+                STAGE_FOLDER,
+                _REPLACED_FOLDER,
+                nonce_key(epoch),
+            ) and (name != "lease"):
                 store.delete_tree(f"{FOLDER}/{name}")
         for name in self._names:
             if name != FOLDER:
@@ -270,9 +280,7 @@ def _check_target(store: Store, *, overwrite: bool) -> list[str]:
         what = "a stream" if manifest is not None else "a Zarr node"
         if not overwrite:
             continues = "; write_resume continues it" if manifest is not None else ""
-            raise StoreError(
-                f"{store.url} holds {what} already; overwrite=True replaces it{continues}", kind="exists"
-            )
+            raise StoreError(f"{store.url} holds {what} already; overwrite=True replaces it{continues}", kind="exists")
         if manifest is None and _node_type(document) != "group":
             raise StoreError(
                 f"{store.url} is a Zarr {_node_type(document)}, not a group; it is not replaced, give another path",
@@ -352,7 +360,7 @@ class ResumeRequest:
         if self._expect is not None and last_t != self._expect:
             raise ResumeError(
                 f"the last record that is kept has t = {last_t!r}, expected was {self._expect!r} "
-                f"({n_keep} of {manifest.n_records} records kept): the checkpoint and the output are not of one moment; "
+                f"({n_keep} of {manifest.n_records} records kept): the checkpoint and the output differ; "
                 "start from an older checkpoint, or pass at= to drop records",
                 kind="last_t",
             )
@@ -396,13 +404,11 @@ class ResumeRequest:
         _put_manifest(store, stager, manifest)
         documents = make_documents(manifest.schema)
         _put_all_documents(store, stager, documents, n_keep)
-        _set_aside_dropped(store, manifest)
-        _remove_uncommitted(store, manifest)
-        _tidy(store, claimed.epoch)
+        set_aside_dropped(store, manifest)
+        remove_uncommitted(store, manifest)
+        tidy(store, claimed.epoch)
         _log_plan(store, manifest.schema, epoch)
-        resumed = Resumed(
-            n_dropped=len(dropped_times), last_t=last_t, at=self._at, previous_epoch=old.epoch
-        )
+        resumed = Resumed(n_dropped=len(dropped_times), last_t=last_t, at=self._at, previous_epoch=old.epoch)
         return Owner(store, manifest, epoch, documents, claimed.keeper, options), resumed
 
 
@@ -455,82 +461,3 @@ def _put_all_documents(store: Store, stager: Stager, documents: Documents, n_rec
         {GROUP_KEY: documents.group(n_records), **documents.arrays(n_records, growing_only=False)},
         sync=True,
     )
-
-
-def _growing(schema: StreamSchema) -> list[ArraySpec]:
-    return [schema.time_array, *(a for a in schema.arrays.values() if a.has_time)]
-
-
-def _rows_in_place(store: Store, array: ArraySpec, separator: str) -> list[tuple[int, str]]:
-    """Return (row, path below the array) of everything that lies in place, from one listing."""
-    if separator == "/":
-        return [(int(n), f"c/{n}") for n in store.list(f"{array.name}/c") if parse_epoch(n) is not None]
-    found = []
-    for name in store.list(array.name):
-        parts = name.split(".")
-        if parts[0] == "c" and len(parts) > 1 and parse_epoch(parts[1]) is not None:
-            found.append((int(parts[1]), name))
-    return found
-
-
-def _objects_of_row(store: Store, array: ArraySpec, path: str) -> list[str]:
-    """Return the objects of one row below the array: the path itself, or all below it."""
-    found, folders = [], [path]
-    while folders:
-        folder = folders.pop()
-        below = store.list(f"{array.name}/{folder}")
-        if not below:
-            found.append(folder)
-        folders += [f"{folder}/{name}" for name in below]
-    return found
-
-
-def _set_aside_dropped(store: Store, manifest: Manifest) -> None:
-    """Keep dropped records until the first commit: whole rows by rename, a row that keeps records by copy.
-
-    What is there already was put there by a resume that died or by an earlier one; what then lies in place
-    was never committed.
-    """
-    if not manifest.dropped:
-        return
-    for array in _growing(manifest.schema):
-        in_place = _rows_in_place(store, array, manifest.schema.key_separator)
-        for dropped in manifest.dropped:
-            folder = f"{dropped_folder(dropped.epoch)}/{array.name}"
-            first, offset = divmod(dropped.start, array.row_length)
-            after = -(-dropped.stop // array.row_length)
-            for row, path in in_place:
-                if row == first and offset:
-                    for item in _objects_of_row(store, array, path):
-                        if not _exists(store, f"{folder}/{item}"):
-                            store.copy(f"{array.name}/{item}", f"{folder}/{item}")
-                elif first <= row < after and not _exists(store, f"{folder}/{path}"):
-                    store.move(f"{array.name}/{path}", f"{folder}/{path}")
-
-
-def _exists(store: Store, key: str) -> bool:
-    folder, _, name = key.rpartition("/")
-    return name in store.list(folder)
-
-
-def _remove_uncommitted(store: Store, manifest: Manifest) -> None:
-    """Remove what was placed and never committed: rows behind the last record, and statics."""
-    for array in _growing(manifest.schema):
-        end = -(-manifest.n_records // array.row_length)
-        for row, path in _rows_in_place(store, array, manifest.schema.key_separator):
-            if row >= end:
-                store.delete_tree(f"{array.name}/{path}")
-    for array in manifest.schema.arrays.values():
-        if array.role is Role.STATIC and array.name not in manifest.statics:
-            for name in store.list(array.name):
-                if name.startswith("c"):
-                    store.delete_tree(f"{array.name}/{name}")
-
-
-def _tidy(store: Store, epoch: int) -> None:
-    """Remove what earlier openings left under ``.mpistream`` and nobody needs."""
-    keep = {layout_key(epoch), nonce_key(epoch), MANIFEST_KEY, EPOCHS_FOLDER, STAGE_FOLDER, DROPPED_FOLDER}
-    for name in store.list(FOLDER):
-        path = f"{FOLDER}/{name}"
-        if path not in keep and name != "lease":
-            store.delete_tree(path)

@@ -60,7 +60,8 @@ class Options:
             raise SchemaError(f"option threads {self.threads!r}: use 0, 1 or None", kind="option")
         if self.max_pending_nbytes is not None and not _is_positive(self.max_pending_nbytes):
             raise SchemaError(
-                f"option max_pending_nbytes {self.max_pending_nbytes!r}: give a number of bytes above 0", kind="option"
+                f"option max_pending_nbytes {self.max_pending_nbytes!r}: give a number of bytes above 0",
+                kind="option",
             )
         for name in ("timeout", "exit_timeout", "lease_ttl"):
             if not _is_positive(getattr(self, name)):
@@ -104,7 +105,5 @@ def resolve_options(options: Options | None, environment: Mapping[str, str] | No
     known = {f.name for f in fields(Options)}
     unknown = sorted(set(found) - known)
     if unknown:
-        raise SchemaError(
-            f"${_VARIABLE} = {path}: unknown options {unknown}; known are {sorted(known)}", kind="option"
-        )
+        raise SchemaError(f"${_VARIABLE} = {path}: unknown options {unknown}; known are {sorted(known)}", kind="option")
     return Options(**found)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mpistream.commit import CommitReceipt, CommitToken, Decision, EpochState, Fault, decide
+from mpistream.commit import Decision, Fault, decide
+from mpistream.epoch import EpochState
 from mpistream.errors import CommitError, FencedError, MPIStreamError, StoreError
 from mpistream.lease import LeaseKeeper
 from mpistream.manifest import DROPPED_FOLDER, MANIFEST_KEY, Manifest, stage_folder
@@ -13,6 +14,7 @@ from mpistream.options import Options
 from mpistream.rows import SeriesRows
 from mpistream.staging import Stager
 from mpistream.store import Store
+from mpistream.token import CommitReceipt, CommitToken
 from mpistream.zarr3.metadata import GROUP_KEY, Documents
 
 __all__ = ["Owner", "commit_error", "fault_error"]
@@ -126,7 +128,8 @@ class Owner:
         FencedError
             When a newer epoch owns the store; nothing was committed.
         """
-        assert decision.manifest is not None and decision.receipt is not None
+        assert decision.manifest is not None
+        assert decision.receipt is not None
         for t in times:
             self._time.add(t)
         try:

@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpistream.arrays import ArraySpec, Role
 from mpistream.block import check_block, check_time
-from mpistream.commit import CommitToken, Share, times_sha256
+from mpistream.epoch import Share
 from mpistream.errors import MPIStreamError, ProtocolError, SchemaError, error_to_json
 from mpistream.grid import block_box
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.options import Options
 from mpistream.rows import SeriesRows, ShardRows, encode_whole
-from mpistream.schema import ArraySpec, Role
 from mpistream.staging import StagedObject, Stager
 from mpistream.store import Store
+from mpistream.token import CommitToken, times_sha256
 
 __all__ = ["RankWriter", "WriterStats"]
 
@@ -62,9 +63,7 @@ class RankWriter:
         The options.
     """
 
-    def __init__(
-        self, store: Store, manifest: Manifest, share: Share, options: Options
-    ) -> None:
+    def __init__(self, store: Store, manifest: Manifest, share: Share, options: Options) -> None:
         self._store = store
         self._share = share
         self._is_durable = options.durability == "fsync"
@@ -115,9 +114,7 @@ class RankWriter:
         )
 
     def _record_nbytes(self) -> int:
-        return sum(
-            r.array.dtype.itemsize * self._share.n_cells(name) for name, r in self._rows.items()
-        )
+        return sum(r.array.dtype.itemsize * self._share.n_cells(name) for name, r in self._rows.items())
 
     # State
 
@@ -223,7 +220,9 @@ class RankWriter:
             raise
         self._times.append(t)
         self.stats.n_records += 1
-        self.stats.nbytes_in += sum(self._rows[n].array.dtype.itemsize * b.size for n, b in blocks.items() if n in self._rows)
+        self.stats.nbytes_in += sum(
+            self._rows[n].array.dtype.itemsize * b.size for n, b in blocks.items() if n in self._rows
+        )
         self.stats.seconds["write"] += time.perf_counter() - began
 
     def write_static(self, name: str, value: Any) -> None:

@@ -12,12 +12,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mpistream.comm import Channel, SerialTransport, connect
+from mpistream.agreement import Channel
+from mpistream.arrays import SERIES_CHUNK, ArraySpec, Role
+from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
-from mpistream.grid import Box, Region
 from mpistream.manifest import MANIFEST_KEY, Manifest, parse_json
-from mpistream.schema import SERIES_CHUNK, ArraySpec, Role, StreamSchema
+from mpistream.region import Region
+from mpistream.schema import StreamSchema
 from mpistream.store import Store, open_store
+from mpistream.tiling import Box
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import chunk_key
 from mpistream.zarr3.shard import read_shard
@@ -92,9 +95,7 @@ class StoreReader:
     def __repr__(self) -> str:
         return f"StoreReader({self._store.url!r}, {self.n_records} records, commit {self._manifest.commit_seq})"
 
-    def read_record(
-        self, name: str, index: int, region: Mapping[str, Any] | None = None
-    ) -> NDArray[Any]:
+    def read_record(self, name: str, index: int, region: Mapping[str, Any] | None = None) -> NDArray[Any]:
         """Return one record of a variable.
 
         Not collective.
@@ -131,7 +132,7 @@ class StoreReader:
         i %= self.n_records
         if array.role is Role.SERIES:
             self._box(array, region)
-            return self._series(array, i, i + 1)[0]
+            return np.asarray(self._series(array, i, i + 1)[0])
         return self._read(array, i, self._box(array, region))
 
     def read_static(self, name: str, region: Mapping[str, Any] | None = None) -> NDArray[Any]:
@@ -247,7 +248,9 @@ class StoreReader:
         try:
             for i in range(start // SERIES_CHUNK, -(-stop // SERIES_CHUNK)):
                 a, b = max(start, i * SERIES_CHUNK), min(stop, (i + 1) * SERIES_CHUNK)
-                out[a - start : b - start] = self._chunk(array, codec, (i,))[a - i * SERIES_CHUNK : b - i * SERIES_CHUNK]
+                out[a - start : b - start] = self._chunk(array, codec, (i,))[
+                    a - i * SERIES_CHUNK : b - i * SERIES_CHUNK
+                ]
         except FormatError as error:
             self._judge(error)
         return out

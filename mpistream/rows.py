@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpistream.arrays import SERIES_CHUNK, ArraySpec
 from mpistream.errors import FormatError
-from mpistream.grid import Box, box_n_cells
-from mpistream.schema import SERIES_CHUNK, ArraySpec
 from mpistream.staging import StagedObject
 from mpistream.store import Store
+from mpistream.tiling import Box, box_n_cells
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import chunk_key
 from mpistream.zarr3.shard import ChunkEncoder, OpenShard

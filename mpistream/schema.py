@@ -1,27 +1,25 @@
 """What a stream holds: dims, time, variables, statics, coordinates, and how they lie in shards.
 
-`Variable`, `Coordinate` and `AppendTime` are what a user writes down. `StreamSchema` checks it all and
-turns it into `ArraySpec`, one per array, which is what every other room works with. A schema is
-*resolved* when every array has its shard and inner chunk shapes; `mpistream.layout` chooses those that
-were left open.
+`StreamSchema` checks what a user wrote down (`mpistream.description`) and turns it into `ArraySpec`, one per
+array, which is what every other room works with. A schema is *resolved* when every array has its shard and
+inner chunk shapes; `mpistream.layout` chooses those that were left open.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import NDArray
 
+from mpistream.arrays import SERIES_CHUNK, ArraySpec, Role, check_layout, coordinate_chunks, shape_over
+from mpistream.description import AppendTime, Coordinate, Shape, Variable
 from mpistream.errors import FormatError, SchemaError
-from mpistream.grid import ShardGrid
 from mpistream.names import (
     canonical_json,
     check_name,
@@ -31,273 +29,9 @@ from mpistream.names import (
     json_value,
     stored_dtype,
 )
-from mpistream.zarr3.codecs import MAX_CHUNK_NBYTES, ChunkCodec, profile_chain
-from mpistream.zarr3.shard import ShardSpec
+from mpistream.zarr3.codecs import ChunkCodec, profile_chain
 
-__all__ = [
-    "SERIES_CHUNK",
-    "AppendTime",
-    "ArraySpec",
-    "Coordinate",
-    "Role",
-    "StreamSchema",
-    "Variable",
-    "schema_fingerprint",
-]
-
-# On disk. Do not change; see FORMAT.md. Records a chunk of the time coordinate and of variables over time alone.
-SERIES_CHUNK = 1024
-
-# A coordinate that the owner writes is one chunk, or several of at most this size.
-_COORDINATE_CHUNK_NBYTES = 64 * 1024 * 1024
-# Readers with 32-bit sizes exist, and a shard is held in memory while it is written.
-_MAX_SHARD_NBYTES = 2**31 - 1
-
-Shape = Mapping[str, int] | Sequence[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendTime:
-    """Describe a time dimension that grows.
-
-    Parameters
-    ----------
-    units
-        CF units, for example ``"seconds since 2000-01-01"`` (CF conventions, section 4.4).
-    calendar
-        CF calendar.
-    attrs
-        More attributes of the time coordinate.
-    """
-
-    units: str
-    calendar: str = "proleptic_gregorian"
-    attrs: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("units", "calendar"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                raise SchemaError(f"time {name} {value!r}: give a non-empty string", kind="time")
-        json_value("time attributes", self.attrs)
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """Describe a streaming variable or a static.
-
-    Parameters
-    ----------
-    dims
-        Names of its dims, the time dim first; a static has no time dim.
-    dtype
-        Dtype on disk.
-    attrs
-        Attributes; numpy scalars and arrays are converted.
-    shard_shape, chunk_shape
-        Shard and inner chunk, as mapping dim -> length or as a sequence over ``dims``; what is left out
-        comes from the schema or from the default layout.
-    codec
-        A profile name, or a Zarr v3 codec chain; the schema's by default.
-    fill_value
-        By default NaN for floats, 0 otherwise.
-    """
-
-    dims: Sequence[str]
-    dtype: DTypeLike
-    attrs: Mapping[str, Any] = field(default_factory=dict)
-    shard_shape: Shape | None = None
-    chunk_shape: Shape | None = None
-    codec: str | Sequence[Mapping[str, Any]] | None = None
-    fill_value: Any = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Coordinate:
-    """Describe a coordinate: its values are given here, or written by region with ``write_static``.
-
-    Parameters
-    ----------
-    dims
-        Names of its dims.
-    values
-        The whole array, the same on every rank, written by the owner; None: each rank writes its part.
-    dtype
-        Dtype on disk; that of ``values`` by default.
-    attrs
-        Attributes.
-    fill_value
-        By default NaN for floats, 0 otherwise.
-    digest
-        In a schema that comes from a store, the digest of values that lie there; not to be given.
-    """
-
-    dims: Sequence[str]
-    values: ArrayLike | None = None
-    dtype: DTypeLike | None = None
-    attrs: Mapping[str, Any] = field(default_factory=dict)
-    fill_value: Any = None
-    digest: str | None = None
-
-
-class Role(Enum):
-    """Who writes an array, and how."""
-
-    VARIABLE = "variable"
-    """One row of shards at a time, each shard by one rank."""
-    SERIES = "series"
-    """A variable over time alone: in chunks of `SERIES_CHUNK` records, by the owner."""
-    STATIC = "static"
-    """Without time, each shard by one rank."""
-    COORDINATE = "coordinate"
-    """With values in the schema, by the owner when the store is made."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ArraySpec:
-    """One array, checked and normal."""
-
-    name: str
-    role: Role
-    dims: tuple[str, ...]
-    shape: tuple[int, ...]
-    """Extents without the time dim."""
-    dtype: np.dtype[Any]
-    fill: NDArray[Any]
-    attrs: Mapping[str, Any]
-    chain: tuple[Mapping[str, Any], ...]
-    shard_shape: tuple[int | None, ...]
-    """Over ``dims``, time included; None where the layout is still open."""
-    chunk_shape: tuple[int | None, ...]
-    values: NDArray[Any] | None = None
-    digest: str | None = None
-
-    @property
-    def has_time(self) -> bool:
-        """Whether the first dim is time."""
-        return self.role in (Role.VARIABLE, Role.SERIES)
-
-    @property
-    def space_dims(self) -> tuple[str, ...]:
-        """The dims without time."""
-        return self.dims[1:] if self.has_time else self.dims
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether ranks write it in shards."""
-        return self.role in (Role.VARIABLE, Role.STATIC)
-
-    @property
-    def is_resolved(self) -> bool:
-        """Whether its layout is known."""
-        return None not in self.shard_shape and None not in self.chunk_shape
-
-    @property
-    def resolved_shard_shape(self) -> tuple[int, ...]:
-        """The shard shape over ``dims``, once it is resolved."""
-        assert self.is_resolved, self.name
-        return tuple(n for n in self.shard_shape if n is not None)
-
-    @property
-    def resolved_chunk_shape(self) -> tuple[int, ...]:
-        """The inner chunk shape over ``dims``, once it is resolved."""
-        assert self.is_resolved, self.name
-        return tuple(n for n in self.chunk_shape if n is not None)
-
-    @property
-    def row_length(self) -> int:
-        """Records that share a shard; 1 for an array without time."""
-        return self.resolved_shard_shape[0] if self.has_time else 1
-
-    @property
-    def grid(self) -> ShardGrid:
-        """The shard grid over the dims without time."""
-        shard = self.resolved_shard_shape
-        return ShardGrid(
-            name=self.name,
-            dims=self.space_dims,
-            shape=self.shape,
-            shard_shape=shard[1:] if self.has_time else shard,
-        )
-
-    def shard_spec(self) -> ShardSpec:
-        """Return how its shards are encoded, with a time extent of 1 for an array without time.
-
-        Not collective.
-        """
-        lead = () if self.has_time else (1,)
-        return ShardSpec(
-            shard_shape=(*lead, *self.resolved_shard_shape),
-            chunk_shape=(*lead, *self.resolved_chunk_shape),
-            codec=ChunkCodec(self.chain, self.dtype),
-            fill=self.fill,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the array's entry in the manifest.
-
-        Not collective.
-        """
-        return {
-            "name": self.name,
-            "role": self.role.value,
-            "dims": list(self.dims),
-            "dtype": self.dtype.name,
-            "fill_value": fill_to_json(self.fill),
-            "attrs": dict(self.attrs),
-            "codecs": [dict(c) for c in self.chain],
-            "shard_shape": list(self.shard_shape),
-            "chunk_shape": list(self.chunk_shape),
-            "digest": self.digest,
-        }
-
-
-def _shape_over(what: str, dims: Sequence[str], shape: Shape | None, default: Shape | None) -> list[int | None]:
-    """Return a shard or chunk shape over ``dims``; None where neither ``shape`` nor ``default`` says."""
-    if shape is not None and not isinstance(shape, Mapping):
-        if len(shape) != len(dims):
-            raise SchemaError(f"{what} {tuple(shape)} has {len(shape)} lengths for {len(dims)} dims", kind="layout")
-        shape = dict(zip(dims, shape, strict=True))
-    chosen = {**(default if isinstance(default, Mapping) else {}), **(shape or {})}
-    for dim, length in chosen.items():
-        if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 1:
-            raise SchemaError(f"{what}: length {length!r} of dim {dim!r}; give an integer above 0", kind="layout")
-    for dim in shape or {}:
-        if dim not in dims:
-            raise SchemaError(f"{what} names dim {dim!r}, which is not among {tuple(dims)}", kind="layout")
-    return [int(chosen[d]) if d in chosen else None for d in dims]
-
-
-def _check_layout(
-    name: str, dims: Sequence[str], itemsize: int, shard: Sequence[int | None], chunk: Sequence[int | None]
-) -> None:
-    """Check the lengths that are known; a layout that is open in part is checked again when it is resolved."""
-    for dim, s, c in zip(dims, shard, chunk, strict=True):
-        if s is not None and c is not None and s % c:
-            raise SchemaError(
-                f"variable {name!r}: shard length {s} of dim {dim!r} is not a multiple of the inner chunk's {c}; "
-                f"use {-(-s // c) * c} or another chunk length",
-                kind="layout",
-            )
-    for what, shape, limit in (("inner chunk", chunk, MAX_CHUNK_NBYTES), ("shard", shard, _MAX_SHARD_NBYTES)):
-        nbytes = itemsize * math.prod(n for n in shape if n is not None)
-        if nbytes > limit:
-            raise SchemaError(
-                f"variable {name!r}: {what} {tuple(shape)} has {nbytes} bytes, at most {limit} are possible; "
-                f"give a smaller {'chunk_shape' if shape is chunk else 'shard_shape'}",
-                kind="layout",
-            )
-
-
-def _coordinate_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return chunks of whole fastest dims, each at most 64 MiB."""
-    chunk = list(shape)
-    for i in range(len(chunk)):
-        rest = itemsize * math.prod(chunk[i + 1 :])
-        chunk[i] = max(1, min(chunk[i], _COORDINATE_CHUNK_NBYTES // rest))
-        if rest <= _COORDINATE_CHUNK_NBYTES:
-            break
-    return tuple(chunk)
+__all__ = ["StreamSchema", "schema_fingerprint"]
 
 
 def _values_digest(values: NDArray[Any]) -> str:
@@ -365,7 +99,7 @@ class StreamSchema:
         if not self.variables:
             raise SchemaError("a stream without variables has nothing to stream; give at least one", kind="schema")
         self._shapes = tuple(
-            None if s is None else dict(zip(self.dims, _shape_over(what, tuple(self.dims), s, None), strict=True))
+            None if s is None else dict(zip(self.dims, shape_over(what, tuple(self.dims), s, None), strict=True))
             for what, s in (("shard_shape", shard_shape), ("chunk_shape", chunk_shape))
         )
         self.arrays: Mapping[str, ArraySpec] = MappingProxyType(self._all_arrays(sizes))
@@ -434,15 +168,15 @@ class StreamSchema:
         if role is Role.SERIES:
             return (SERIES_CHUNK,), (SERIES_CHUNK,)
         if role is Role.COORDINATE:
-            chunks = _coordinate_chunks(shape, itemsize)
+            chunks = coordinate_chunks(shape, itemsize)
             return chunks, chunks
         own = (item.shard_shape, item.chunk_shape) if isinstance(item, Variable) else (None, None)
         defaults = [
             None if d is None else {k: n for k, n in d.items() if k in dims and n is not None} for d in self._shapes
         ]
-        shard = _shape_over(f"variable {name!r}: shard_shape", dims, own[0], defaults[0])
-        chunk = _shape_over(f"variable {name!r}: chunk_shape", dims, own[1], defaults[1])
-        _check_layout(name, dims, itemsize, shard, chunk)
+        shard = shape_over(f"variable {name!r}: shard_shape", dims, own[0], defaults[0])
+        chunk = shape_over(f"variable {name!r}: chunk_shape", dims, own[1], defaults[1])
+        check_layout(name, dims, itemsize, shard, chunk)
         return tuple(shard), tuple(chunk)
 
     def _check_names(self) -> None:
@@ -511,7 +245,7 @@ class StreamSchema:
         new.__dict__.update(self.__dict__)
         arrays = dict(self.arrays)
         for name, (shard, chunk) in layout.items():
-            _check_layout(name, arrays[name].dims, arrays[name].dtype.itemsize, shard, chunk)
+            check_layout(name, arrays[name].dims, arrays[name].dtype.itemsize, shard, chunk)
             arrays[name] = replace(arrays[name], shard_shape=tuple(shard), chunk_shape=tuple(chunk))
         new.arrays = MappingProxyType(arrays)
         return new
@@ -599,13 +333,13 @@ class StreamSchema:
             time=AppendTime(units=time["units"], calendar=time["calendar"], attrs=time["attrs"]),
             key_separator=document["key_separator"],
             attrs=document["attrs"],
-            **groups,
+            variables=groups["variables"],
+            statics=groups["statics"],
+            coords=groups["coords"],
         )
         schema = schema.with_layout({n: (s, c) for n, (s, c, _) in layout.items()})
         # A coordinate's chain has no place in Coordinate: it came from the schema's codec profile.
-        schema.arrays = MappingProxyType(
-            {n: replace(a, chain=tuple(layout[n][2])) for n, a in schema.arrays.items()}
-        )
+        schema.arrays = MappingProxyType({n: replace(a, chain=tuple(layout[n][2])) for n, a in schema.arrays.items()})
         return schema
 
     def fingerprint(self) -> str:
@@ -678,7 +412,10 @@ def _checked_dims(dims: Mapping[str, int | None]) -> tuple[str, dict[str, int]]:
     for dim in others:
         n = dims[dim]
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-            raise SchemaError(f"dim {dim!r} has length {n!r}; only the first dim grows, give an integer above 0", kind="dims")
+            raise SchemaError(
+                f"dim {dim!r} has length {n!r}; only the first dim grows, give an integer above 0",
+                kind="dims",
+            )
         sizes[dim] = int(n)
     return time_dim, sizes
 
@@ -703,14 +440,13 @@ def _checked_array_dims(
             )
     elif time_dim in dims:
         raise SchemaError(
-            f"{role.value} {name!r}: dims {dims} contain the time dim {time_dim!r}; put it into variables", kind="dims"
+            f"{role.value} {name!r}: dims {dims} contain the time dim {time_dim!r}; put it into variables",
+            kind="dims",
         )
     return dims
 
 
-def _with_coordinates_attribute(
-    arrays: dict[str, ArraySpec], coords: Mapping[str, Coordinate]
-) -> dict[str, ArraySpec]:
+def _with_coordinates_attribute(arrays: dict[str, ArraySpec], coords: Mapping[str, Coordinate]) -> dict[str, ArraySpec]:
     """Name the auxiliary coordinates in each array's ``coordinates`` attribute (CF conventions, section 5)."""
     auxiliary = [n for n in coords if arrays[n].dims != (n,)]
     for name, array in arrays.items():

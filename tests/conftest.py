@@ -36,9 +36,7 @@ _stderr = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_stderr] = os.dup(
-        2
-    )  # here, not above: conftest is imported under capture, this is called without
+    config.stash[_stderr] = os.dup(2)  # here, not above: conftest is imported under capture, this is called without
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,7 @@ PROFILES: dict[str, tuple[str, int, str] | None] = {
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _CRC_NBYTES = 4
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BLOSC_HEADER = struct.Struct("<4xIII")  # version, versionlz, flags, typesize; nbytes, blocksize, cbytes
 
 
@@ -133,7 +134,7 @@ def _compressor(name: str, configuration: Mapping[str, Any], itemsize: int) -> A
 
 def _zstd_content_nbytes(header: bytes) -> int | None:
     """Return the content size that a Zstandard frame claims, None when it claims none (RFC 8878, 3.1.1.1)."""
-    if len(header) < 6 or header[:4] != b"\x28\xb5\x2f\xfd":
+    if len(header) <= len(_ZSTD_MAGIC) or not header.startswith(_ZSTD_MAGIC):
         return None
     descriptor = header[4]
     size_flag, single_segment, dictionary_flag = descriptor >> 6, descriptor >> 5 & 1, descriptor & 3
@@ -235,9 +236,9 @@ class ChunkCodec:
                 raise ValueError(f"it has {body.nbytes} bytes")
             out[...] = body
         elif self._name == "blosc":
-            if body.nbytes < 16:
+            if body.nbytes < _BLOSC_HEADER.size:
                 raise ValueError(f"it has {body.nbytes} bytes, less than a Blosc header")
-            nbytes, _, cbytes = _BLOSC_HEADER.unpack(body[:16].tobytes())
+            nbytes, _, cbytes = _BLOSC_HEADER.unpack(body[: _BLOSC_HEADER.size].tobytes())
             if nbytes != out.nbytes or cbytes != body.nbytes:
                 raise ValueError(f"its header claims {cbytes} -> {nbytes} bytes, it has {body.nbytes}")
             numcodecs.blosc.decompress(body, out)

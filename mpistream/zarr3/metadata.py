@@ -95,7 +95,6 @@ def make_documents(schema: StreamSchema) -> Documents:
         A resolved schema.
     """
     import zarr  # noqa: PLC0415 (only the owner imports it)
-    from zarr.registry import get_codec_class  # noqa: PLC0415
     from zarr.storage import MemoryStore  # noqa: PLC0415
 
     objects: dict[str, Any] = {}
@@ -103,7 +102,7 @@ def make_documents(schema: StreamSchema) -> Documents:
     zarr.create_group(store, attributes=dict(schema.attrs), zarr_format=3)
 
     for array in (schema.time_array, *schema.arrays.values()):
-        codecs = [get_codec_class(c["name"]).from_dict(dict(c)) for c in array.chain]
+        serializer, *compressors = map(dict, array.chain)
         zarr.create_array(
             store,
             name=array.name,
@@ -112,8 +111,8 @@ def make_documents(schema: StreamSchema) -> Documents:
             chunks=array.resolved_chunk_shape,
             # Zarr has no shard of an array without dims: that is one chunk.
             shards=array.resolved_shard_shape if array.is_sharded and array.dims else None,
-            serializer=codecs[0],
-            compressors=codecs[1:],
+            serializer=serializer,
+            compressors=compressors,
             filters=(),
             fill_value=array.fill.item(),
             attributes=dict(array.attrs),

@@ -100,7 +100,8 @@ def parse_index(data: bytes, spec: ShardSpec, object_nbytes: int) -> NDArray[np.
     """
     if len(data) != spec.index_nbytes:
         raise FormatError(
-            f"object of {object_nbytes} bytes has no room for an index of {spec.index_nbytes} bytes", kind="index"
+            f"object of {object_nbytes} bytes has no room for an index of {spec.index_nbytes} bytes",
+            kind="index",
         )
     if crc32c(data[:-_CRC_NBYTES]) != data[-_CRC_NBYTES:]:
         raise FormatError("the index's stored CRC32C differs from that of the data", kind="index")
@@ -113,7 +114,8 @@ def parse_index(data: bytes, spec: ShardSpec, object_nbytes: int) -> NDArray[np.
         i = int(np.flatnonzero(bad)[0])
         offset, nbytes = (int(v) for v in entries[i])
         raise FormatError(
-            f"index entry {i} names bytes {offset} to {offset + nbytes}, the chunks end at {int(room)}", kind="index"
+            f"index entry {i} names bytes {offset} to {offset + nbytes}, the chunks end at {int(room)}",
+            kind="index",
         )
     return entries
 
@@ -190,9 +192,7 @@ class OpenShard:
         self._grid: NDArray[np.int64] = np.arange(len(self._entries)).reshape(self._spec.n_chunks)
 
     @classmethod
-    def from_object(
-        cls, encoder: ChunkEncoder, box_shape: tuple[int, ...], data: bytes, n_records: int
-    ) -> OpenShard:
+    def from_object(cls, encoder: ChunkEncoder, box_shape: tuple[int, ...], data: bytes, n_records: int) -> OpenShard:
         """Return the shard of an object, with its first ``n_records`` records only.
 
         Not collective.
@@ -363,7 +363,9 @@ def read_shard(
             out[to] = chunk[of]
 
 
-def _grouped(wanted: list[tuple[int, int, Slices, Slices]]) -> Iterator[list[tuple[int, int, Slices, Slices]]]:
+def _grouped(
+    wanted: list[tuple[int, int, Slices, Slices]],
+) -> Iterator[list[tuple[int, int, Slices, Slices]]]:
     """Join neighbouring byte ranges, so that a whole row of inner chunks is one read."""
     group: list[tuple[int, int, Slices, Slices]] = []
     end = 0

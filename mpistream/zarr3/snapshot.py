@@ -31,9 +31,7 @@ class _Snapshot(zarr.storage.WrapperStore[zarr.storage.LocalStore]):
     def _with_store(self, store: Any) -> _Snapshot:
         return type(self)(store, self._documents)
 
-    async def get(
-        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
-    ) -> Buffer | None:
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         if key in self._documents:
             return prototype.buffer.from_bytes(self._documents[key])
         return await super().get(key, prototype, byte_range)

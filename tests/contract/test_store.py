@@ -275,9 +275,7 @@ class TestStageAndPlace:
             thread.join(DEADLINE)
         assert None not in seen
         firsts = [data[0] for data in seen if data is not None]
-        assert [data == bytes([first]) * size for data, first in zip(seen, firsts, strict=True)] == [
-            True
-        ] * len(seen)
+        assert [data == bytes([first]) * size for data, first in zip(seen, firsts, strict=True)] == [True] * len(seen)
         assert firsts == sorted(set(firsts))
 
 
@@ -394,9 +392,7 @@ class TestLocalFaults:
 
     @pytest.mark.parametrize("n_good_calls", [0, 1])
     @pytest.mark.parametrize("act", ["stage", "create"])
-    def test_a_full_disk_leaves_no_partial_file_and_can_be_tried_again(
-        self, local, monkeypatch, n_good_calls, act
-    ):
+    def test_a_full_disk_leaves_no_partial_file_and_can_be_tried_again(self, local, monkeypatch, n_good_calls, act):
         calls: list[int] = []
 
         def full(fd: int, views: list[memoryview]) -> int:
@@ -688,9 +684,7 @@ class TestLocalDurability:
             local.place(f"stage/{i}", key)
         events.clear()
         local.sync_folders(["zarr.json", "v/c/0/0", "v/c/0/1", "v/c/1/0", "w/zarr.json"])
-        assert events == [
-            f"fsync run.zarr{folder}" for folder in ["/v/c/0", "/v/c/1", "/v/c", "/v", "/w", ""]
-        ]
+        assert events == [f"fsync run.zarr{folder}" for folder in ["/v/c/0", "/v/c/1", "/v/c", "/v", "/w", ""]]
 
     def test_a_created_object_and_its_name_are_synced(self, local, events):
         assert local.create("stage/1", b"x") is True
@@ -773,9 +767,7 @@ class TestOpenStore:
     @pytest.mark.parametrize("missing", [Readable, Listable, Writable])
     def test_an_object_that_lacks_a_capability_is_refused_by_name(self, missing):
         have = [c for c in (Readable, Listable, Writable) if c is not missing]
-        methods = {
-            name: getattr(MemoryStore, name) for c in have for name in vars(c) if not name.startswith("_")
-        }
+        methods = {name: getattr(MemoryStore, name) for c in have for name in vars(c) if not name.startswith("_")}
         with pytest.raises(StoreError, match=f"Half.*{missing.__name__}") as caught:
             open_store(type("Half", (), methods)())
         assert caught.value.kind == "capability"

@@ -149,9 +149,7 @@ class MPIJob:
             self.signal_ranks(signal.SIGUSR2)
             time.sleep(1)  # for the tracebacks to be written, and for the launcher to pass them on
             self.kill()
-            raise TimeoutError(
-                f"no end after {timeout:g} s of {shlex.join(self.args)}\n{self.output()}"
-            ) from None
+            raise TimeoutError(f"no end after {timeout:g} s of {shlex.join(self.args)}\n{self.output()}") from None
 
     def kill(self) -> None:
         """Kill the launcher, the ranks and whatever else they started, until nothing is left."""

@@ -2,8 +2,8 @@
 
 The transport keeps to what MPI promises, and to no more: messages of one sender arrive in order; a send ends
 before it is received; a gather ends on a rank that is not 0 as soon as its part is on its way, so that its
-return proves nothing about the others. Only the waiting is shorter: a gather that waits for a rank which is gone
-times out at once, and any rank ends with an error after the deadline of the whole run.
+return proves nothing about the others. Only the waiting is shorter: a gather that waits for a rank which is
+gone times out at once, and any rank ends with an error after the deadline of the whole run.
 """
 
 from __future__ import annotations
@@ -165,9 +165,7 @@ def run_ranks(
     return outcomes
 
 
-def _where_they_stand(
-    threads: list[threading.Thread], failures: dict[int, BaseException], timeout: float
-) -> str:
+def _where_they_stand(threads: list[threading.Thread], failures: dict[int, BaseException], timeout: float) -> str:
     frames = sys._current_frames()
     text = [f"after {timeout:g} s"]
     for rank, thread in enumerate(threads):

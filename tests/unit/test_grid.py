@@ -656,9 +656,7 @@ def test_projections_match_a_search_shard_by_shard(case) -> None:
         for rank, region in reversed(list(enumerate(regions))):
             for box in region.boxes:
                 bounds = dict(zip(dims, box, strict=True))
-                if all(
-                    bounds[d][0] <= a and b <= bounds[d][1] for d, (a, b) in zip(g.dims, shard, strict=True)
-                ):
+                if all(bounds[d][0] <= a and b <= bounds[d][1] for d, (a, b) in zip(g.dims, shard, strict=True)):
                     expected[slices(shard)] = rank
     if (expected < 0).any():
         with pytest.raises(TilingError):

@@ -135,9 +135,7 @@ class TestDocument:
         with open("/proc/self/stat") as file:
             text = file.read()
         # No blank in the name of this process's command, or this simple split is wrong.
-        expected = (
-            int(text.split()[21]) if text.count(" ") == 51 else int(text.rpartition(") ")[2].split()[19])
-        )
+        expected = int(text.split()[21]) if text.count(" ") == 51 else int(text.rpartition(") ")[2].split()[19])
         assert Lease.of_this_process("run-a", 60).pid_started == expected
 
     def test_slurm_variables_are_noted(self, monkeypatch):
@@ -748,7 +746,7 @@ class TestKeeper:
                 keeper.close()
                 return lock.acquire(blocking=blocking)
 
-        keeper._lock = LateLock()  # type: ignore[assignment]
+        keeper._lock = LateLock()
         fake.now += 10
         keeper.refresh_if_due()
         closed = read_lease(store)
@@ -855,9 +853,7 @@ class TestThread:
         gc.collect()
         wait_for(lambda: not thread.is_alive())
 
-    def test_a_process_that_may_start_no_thread_refreshes_in_its_calls(
-        self, store, keeper, fake, monkeypatch
-    ):
+    def test_a_process_that_may_start_no_thread_refreshes_in_its_calls(self, store, keeper, fake, monkeypatch):
         def refuse(thread: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
 
@@ -919,7 +915,9 @@ while read_lease(store).counter < 2:
 """
 
 FORK = """
+keeper._lock.acquire()  # no refresh is under way at the fork, so that nothing but the pid holds back the child
 pid = os.fork()
+keeper._lock.release()
 if pid == 0:
     before = keeper.lease
     time.sleep(0.06)

@@ -115,9 +115,7 @@ class TestRanks:
             if transport.rank == 1:
                 time.sleep(3)  # the deadline is earlier
 
-        with pytest.raises(
-            TimeoutError, match=r"rank 0 is done\nrank 1 stands at:\n(.*\n)*.*time.sleep\(3\)"
-        ):
+        with pytest.raises(TimeoutError, match=r"rank 0 is done\nrank 1 stands at:\n(.*\n)*.*time.sleep\(3\)"):
             run_ranks(2, fn, timeout=0.1)
 
     def test_free_ends_the_transport(self) -> None:

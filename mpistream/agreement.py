@@ -1,0 +1,290 @@
+"""Agreement between ranks, by messages that are polled for with a deadline.
+
+Theory of operation
+-------------------
+A plain MPI collective hangs for ever when one rank does not come. So:
+
+* *Arrive.* Each rank sends rank 0 one small vote: the operation, its number, a digest of its arguments,
+  and whether it is ready or what is wrong. Rank 0 polls until all votes are there.
+* *Answer.* Rank 0 sends each rank what it decided. At the first vote that says failure, at votes that do
+  not match, or at the deadline, it sends everybody an error, also to those that have not come yet: they
+  find it waiting when they do.
+* *Gather.* Tokens travel in a real MPI gather, but a nonblocking one that is tested until a deadline.
+
+After a timeout the channel is dead: no more MPI on this communicator, and it is not freed, because a peer
+may still be inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mpistream.comm import Transport, waiting
+from mpistream.errors import CommitError, MPIStreamError, ProtocolError, error_from_json, error_to_json
+
+__all__ = ["Channel"]
+
+_TAG_ARRIVE = 1
+_TAG_ANSWER = 2
+
+# A message names so many ranks; of 10,000 that did not come nobody reads all.
+_MAX_NAMED = 8
+
+
+class Channel:
+    """The agreements of one writer, in an order that is the same on every rank.
+
+    Parameters
+    ----------
+    transport
+        The communicator.
+    timeout
+        Seconds to wait for the other ranks in one agreement.
+    """
+
+    def __init__(self, transport: Transport, timeout: float) -> None:
+        self._transport = transport
+        self.rank = transport.rank
+        self.size = transport.size
+        self._timeout = timeout
+        self._n = 0
+        self.failure: MPIStreamError | None = None
+        """Why the channel is dead, once it is."""
+        self._left_at: int | None = None
+
+    def exchange(
+        self,
+        operation: str,
+        *,
+        digest: str = "",
+        payload: Any = None,
+        failure: MPIStreamError | None = None,
+        answer: Callable[[list[Any]], list[Any]] | None = None,
+    ) -> Any:
+        """Agree: all votes to rank 0, one answer to each rank.
+
+        Collective.
+
+        Parameters
+        ----------
+        operation, digest
+            What this rank is about to do; they must be the same on every rank.
+        payload
+            JSON value of this rank for ``answer``.
+        failure
+            What is wrong on this rank; then every rank raises it.
+        answer
+            On rank 0: from all payloads to one JSON value per rank. What it raises, every rank raises.
+
+        Returns
+        -------
+        This rank's value.
+
+        Raises
+        ------
+        MPIStreamError
+            The same error on every rank.
+        """
+        if self.failure is not None:
+            raise self.failure
+        n = self._n
+        self._n += 1
+        vote = {
+            "n": n,
+            "operation": operation,
+            "digest": digest,
+            "payload": payload,
+            "failure": None if failure is None else error_to_json(failure, rank=self.rank),
+        }
+        if self.rank != 0:
+            self._transport.send(0, _TAG_ARRIVE, _dump(vote))
+            try:
+                return self.outcome(n)
+            except MPIStreamError as error:
+                raise error from failure
+        try:
+            payloads = self._votes(n, vote)
+            answers = answer(payloads) if answer is not None else [None] * self.size
+        except BaseException as error:
+            document = error_to_json(error, rank=0)
+            self._answer_all(n, document)
+            if isinstance(error, Exception) and not isinstance(error, MPIStreamError):
+                raise error_from_json(document) from error
+            if isinstance(error, MPIStreamError) and error.kind == "left":
+                self.failure = error
+            raise
+        for rank in range(1, self.size):
+            self._transport.send(rank, _TAG_ANSWER, _dump({"n": n, "value": answers[rank]}))
+        return answers[0]
+
+    def _votes(self, n: int, own: dict[str, Any]) -> list[Any]:
+        """Poll for the votes of agreement ``n``; raise at the first that says failure or does not match."""
+        votes: dict[int, dict[str, Any]] = {}
+        self._take_vote(votes, 0, own, own)
+        for _ in waiting(self._timeout):
+            while (found := self._transport.poll(_TAG_ARRIVE)) is not None:
+                rank, data = found
+                vote = json.loads(data)
+                # An older one comes from a rank that was late for an agreement that has failed since.
+                if vote["n"] == n:
+                    self._take_vote(votes, rank, vote, own)
+            if len(votes) == self.size:
+                return [votes[rank]["payload"] for rank in range(self.size)]
+        missing = [rank for rank in range(self.size) if rank not in votes]
+        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+        names = ", ".join(map(str, missing[:_MAX_NAMED])) + more
+        self.failure = CommitError(
+            f"{own['operation']}: rank {names} did not come within {self._timeout:g} s; every rank must make the same "
+            "calls, and an exception on one rank must end them all: start programs with python -m mpi4py",
+            kind="timeout",
+            rank=missing[0],
+        )
+        raise self.failure
+
+    @staticmethod
+    def _take_vote(votes: dict[int, dict[str, Any]], rank: int, vote: dict[str, Any], own: dict[str, Any]) -> None:
+        if vote["failure"] is not None:
+            raise error_from_json(vote["failure"])
+        if (vote["operation"], vote["digest"]) != (own["operation"], own["digest"]):
+            what = f"{own['operation']} with other arguments"
+            if vote["operation"] != own["operation"]:
+                what = vote["operation"]
+            raise ProtocolError(
+                f"rank {rank} called {what}, rank 0 {own['operation']}; every rank must make the same calls "
+                "with the same arguments",
+                kind="mismatch",
+                rank=rank,
+            )
+        votes[rank] = vote
+
+    def _answer_all(self, n: int, error: dict[str, Any]) -> None:
+        for rank in range(1, self.size):
+            self._transport.send(rank, _TAG_ANSWER, _dump({"n": n, "error": error}))
+
+    def gather(self, data: bytes) -> list[bytes] | None:
+        """Gather tokens on rank 0, after an agreement that all are there.
+
+        Collective.
+
+        Raises
+        ------
+        CommitError
+            Kind ``timeout`` after the timeout; the channel is dead.
+        """
+        try:
+            return self._transport.gather(data, self._timeout)
+        except TimeoutError:
+            self.failure = CommitError(f"tokens did not come within {self._timeout:g} s", kind="timeout")
+            raise self.failure from None
+
+    def announce(self, value: Any = None, error: BaseException | None = None) -> None:
+        """On rank 0, send every rank the outcome of what the last agreement began.
+
+        Not collective.
+        """
+        n = self._n
+        self._n += 1
+        if error is not None:
+            self._answer_all(n, error_to_json(error, rank=0))
+            return
+        for rank in range(1, self.size):
+            self._transport.send(rank, _TAG_ANSWER, _dump({"n": n, "value": value}))
+
+    def await_announcement(self) -> Any:
+        """On another rank, wait for what `announce` sends; believe nothing else.
+
+        Not collective.
+
+        Raises
+        ------
+        CommitError
+            Kind ``outcome_unknown`` when nothing came within the timeout; the channel is dead.
+        """
+        n = self._n
+        self._n += 1
+        try:
+            return self.outcome(n)
+        except CommitError as error:
+            if error is not self.failure:
+                raise
+            self.failure = CommitError(
+                f"rank 0 did not say within {self._timeout:g} s whether the commit took place; this writer is dead, "
+                "write_resume tells what is committed",
+                kind="outcome_unknown",
+                rank=0,
+            )
+            raise self.failure from None
+
+    def outcome(self, n: int, timeout: float | None = None) -> Any:
+        """Wait for rank 0's answer number ``n``."""
+        for _ in waiting(self._timeout if timeout is None else timeout):
+            while (found := self._transport.poll(_TAG_ANSWER)) is not None:
+                answer = json.loads(found[1])
+                # An older answer belongs to an agreement that this rank gave up or never came to.
+                if answer["n"] < n:
+                    continue
+                if "error" in answer:
+                    error = error_from_json(answer["error"])
+                    if error.kind == "left":
+                        self.failure = error
+                    raise error
+                return answer["value"]
+        self.failure = CommitError(f"rank 0 did not answer within {self._timeout:g} s", kind="timeout", rank=0)
+        raise self.failure
+
+    def post_leave(self, error: BaseException) -> None:
+        """Tell the others that this rank leaves because of ``error``, and that none may wait for it.
+
+        Not collective. Nothing is waited for; whoever comes to the next agreement fails at once.
+        """
+        if self.failure is not None or self.size == 1:
+            return
+        reason = CommitError(
+            f"rank {self.rank} left with {type(error).__name__}: {error}; nothing more is committed by this writer",
+            kind="left",
+            rank=self.rank,
+        )
+        document = error_to_json(reason)
+        self._left_at = self._n
+        self._n += 1
+        if self.rank == 0:
+            self._answer_all(self._left_at, document)
+        else:
+            vote = {
+                "n": self._left_at,
+                "operation": "leave",
+                "digest": "",
+                "payload": None,
+                "failure": document,
+            }
+            self._transport.send(0, _TAG_ARRIVE, _dump(vote))
+        self.failure = reason
+
+    def wait_left(self, exit_timeout: float) -> None:
+        """After `post_leave`, wait at most ``exit_timeout`` seconds until rank 0 has heard.
+
+        Not collective.
+        """
+        if self._left_at is None or self.rank == 0:
+            return
+        n, self._left_at, reason = self._left_at, None, self.failure
+        # Rank 0's answer to the vote, another rank's reason, or silence: each ends the wait.
+        with contextlib.suppress(MPIStreamError):
+            self.outcome(n, exit_timeout)
+        self.failure = reason
+
+    def is_usable(self) -> bool:
+        """Whether an agreement can still be tried."""
+        return self.failure is None and self._transport.is_usable()
+
+    def close(self) -> None:
+        """Release the communicator; every rank does, after an agreement on it."""
+        if self.is_usable():
+            self._transport.free()
+
+
+def _dump(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()

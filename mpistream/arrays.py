@@ -1,0 +1,189 @@
+"""`ArraySpec`: one array, checked and normal. It is what every room above the schema works with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpistream.description import Shape
+from mpistream.errors import SchemaError
+from mpistream.grid import ShardGrid
+from mpistream.names import fill_to_json
+from mpistream.zarr3.codecs import MAX_CHUNK_NBYTES, ChunkCodec
+from mpistream.zarr3.shard import ShardSpec
+
+__all__ = ["SERIES_CHUNK", "ArraySpec", "Role", "check_layout", "coordinate_chunks", "shape_over"]
+
+# On disk. Do not change; see FORMAT.md. Records a chunk of the time coordinate and of variables over time alone.
+SERIES_CHUNK = 1024
+
+# A coordinate that the owner writes is one chunk, or several of at most this size.
+_COORDINATE_CHUNK_NBYTES = 64 * 1024 * 1024
+# Readers with 32-bit sizes exist, and a shard is held in memory while it is written.
+_MAX_SHARD_NBYTES = 2**31 - 1
+
+
+class Role(Enum):
+    """Who writes an array, and how."""
+
+    VARIABLE = "variable"
+    """One row of shards at a time, each shard by one rank."""
+    SERIES = "series"
+    """A variable over time alone: in chunks of `SERIES_CHUNK` records, by the owner."""
+    STATIC = "static"
+    """Without time, each shard by one rank."""
+    COORDINATE = "coordinate"
+    """With values in the schema, by the owner when the store is made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ArraySpec:
+    """One array, checked and normal."""
+
+    name: str
+    role: Role
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    """Extents without the time dim."""
+    dtype: np.dtype[Any]
+    fill: NDArray[Any]
+    attrs: Mapping[str, Any]
+    chain: tuple[Mapping[str, Any], ...]
+    shard_shape: tuple[int | None, ...]
+    """Over ``dims``, time included; None where the layout is still open."""
+    chunk_shape: tuple[int | None, ...]
+    values: NDArray[Any] | None = None
+    digest: str | None = None
+
+    @property
+    def has_time(self) -> bool:
+        """Whether the first dim is time."""
+        return self.role in (Role.VARIABLE, Role.SERIES)
+
+    @property
+    def space_dims(self) -> tuple[str, ...]:
+        """The dims without time."""
+        return self.dims[1:] if self.has_time else self.dims
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ranks write it in shards."""
+        return self.role in (Role.VARIABLE, Role.STATIC)
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether its layout is known."""
+        return None not in self.shard_shape and None not in self.chunk_shape
+
+    @property
+    def resolved_shard_shape(self) -> tuple[int, ...]:
+        """The shard shape over ``dims``, once it is resolved."""
+        assert self.is_resolved, self.name
+        return tuple(n for n in self.shard_shape if n is not None)
+
+    @property
+    def resolved_chunk_shape(self) -> tuple[int, ...]:
+        """The inner chunk shape over ``dims``, once it is resolved."""
+        assert self.is_resolved, self.name
+        return tuple(n for n in self.chunk_shape if n is not None)
+
+    @property
+    def row_length(self) -> int:
+        """Records that share a shard; 1 for an array without time."""
+        return self.resolved_shard_shape[0] if self.has_time else 1
+
+    @property
+    def grid(self) -> ShardGrid:
+        """The shard grid over the dims without time."""
+        shard = self.resolved_shard_shape
+        return ShardGrid(
+            name=self.name,
+            dims=self.space_dims,
+            shape=self.shape,
+            shard_shape=shard[1:] if self.has_time else shard,
+        )
+
+    def shard_spec(self) -> ShardSpec:
+        """Return how its shards are encoded, with a time extent of 1 for an array without time.
+
+        Not collective.
+        """
+        lead = () if self.has_time else (1,)
+        return ShardSpec(
+            shard_shape=(*lead, *self.resolved_shard_shape),
+            chunk_shape=(*lead, *self.resolved_chunk_shape),
+            codec=ChunkCodec(self.chain, self.dtype),
+            fill=self.fill,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the array's entry in the manifest.
+
+        Not collective.
+        """
+        return {
+            "name": self.name,
+            "role": self.role.value,
+            "dims": list(self.dims),
+            "dtype": self.dtype.name,
+            "fill_value": fill_to_json(self.fill),
+            "attrs": dict(self.attrs),
+            "codecs": [dict(c) for c in self.chain],
+            "shard_shape": list(self.shard_shape),
+            "chunk_shape": list(self.chunk_shape),
+            "digest": self.digest,
+        }
+
+
+def shape_over(what: str, dims: Sequence[str], shape: Shape | None, default: Shape | None) -> list[int | None]:
+    """Return a shard or chunk shape over ``dims``; None where neither ``shape`` nor ``default`` says."""
+    if shape is not None and not isinstance(shape, Mapping):
+        if len(shape) != len(dims):
+            raise SchemaError(f"{what} {tuple(shape)} has {len(shape)} lengths for {len(dims)} dims", kind="layout")
+        shape = dict(zip(dims, shape, strict=True))
+    chosen = {**(default if isinstance(default, Mapping) else {}), **(shape or {})}
+    for dim, length in chosen.items():
+        if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 1:
+            raise SchemaError(f"{what}: length {length!r} of dim {dim!r}; give an integer above 0", kind="layout")
+    for dim in shape or {}:
+        if dim not in dims:
+            raise SchemaError(f"{what} names dim {dim!r}, which is not among {tuple(dims)}", kind="layout")
+    return [int(chosen[d]) if d in chosen else None for d in dims]
+
+
+def check_layout(
+    name: str, dims: Sequence[str], itemsize: int, shard: Sequence[int | None], chunk: Sequence[int | None]
+) -> None:
+    """Check the lengths that are known; a layout that is open in part is checked again when it is resolved."""
+    for dim, s, c in zip(dims, shard, chunk, strict=True):
+        if s is not None and c is not None and s % c:
+            raise SchemaError(
+                f"variable {name!r}: shard length {s} of dim {dim!r} is not a multiple of the inner chunk's {c}; "
+                f"use {-(-s // c) * c} or another chunk length",
+                kind="layout",
+            )
+    for what, shape, limit in (("inner chunk", chunk, MAX_CHUNK_NBYTES), ("shard", shard, _MAX_SHARD_NBYTES)):
+        nbytes = itemsize * math.prod(n for n in shape if n is not None)
+        if nbytes > limit:
+            raise SchemaError(
+                f"variable {name!r}: {what} {tuple(shape)} has {nbytes} bytes, at most {limit} are possible; "
+                f"give a smaller {'chunk_shape' if shape is chunk else 'shard_shape'}",
+                kind="layout",
+            )
+
+
+def coordinate_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return chunks of whole fastest dims, each at most 64 MiB."""
+    chunk = list(shape)
+    for i in range(len(chunk)):
+        rest = itemsize * math.prod(chunk[i + 1 :])
+        chunk[i] = max(1, min(chunk[i], _COORDINATE_CHUNK_NBYTES // rest))
+        if rest <= _COORDINATE_CHUNK_NBYTES:
+            break
+    return tuple(chunk)

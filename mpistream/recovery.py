@@ -1,0 +1,109 @@
+"""What a resume does with objects that are no longer, or never were, committed. Every step can be done again."""
+
+from __future__ import annotations
+
+from mpistream.arrays import ArraySpec, Role
+from mpistream.manifest import (
+    DROPPED_FOLDER,
+    EPOCHS_FOLDER,
+    FOLDER,
+    LEASE_KEY,
+    MANIFEST_KEY,
+    STAGE_FOLDER,
+    Manifest,
+    dropped_folder,
+    layout_key,
+    nonce_key,
+    parse_epoch,
+)
+from mpistream.schema import StreamSchema
+from mpistream.store import Store
+
+__all__ = ["remove_uncommitted", "set_aside_dropped", "tidy"]
+
+
+def _growing(schema: StreamSchema) -> list[ArraySpec]:
+    return [schema.time_array, *(a for a in schema.arrays.values() if a.has_time)]
+
+
+def _rows_in_place(store: Store, array: ArraySpec, separator: str) -> list[tuple[int, str]]:
+    """Return (row, path below the array) of everything that lies in place, from one listing."""
+    if separator == "/":
+        return [(int(n), f"c/{n}") for n in store.list(f"{array.name}/c") if parse_epoch(n) is not None]
+    found = []
+    for name in store.list(array.name):
+        parts = name.split(".")
+        if parts[0] == "c" and len(parts) > 1 and parse_epoch(parts[1]) is not None:
+            found.append((int(parts[1]), name))
+    return found
+
+
+def _objects_of_row(store: Store, array: ArraySpec, path: str) -> list[str]:
+    """Return the objects of one row below the array: the path itself, or all below it."""
+    found, folders = [], [path]
+    while folders:
+        folder = folders.pop()
+        below = store.list(f"{array.name}/{folder}")
+        if not below:
+            found.append(folder)
+        folders += [f"{folder}/{name}" for name in below]
+    return found
+
+
+def set_aside_dropped(store: Store, manifest: Manifest) -> None:
+    """Keep dropped records until the first commit: whole rows by rename, a row that keeps records by copy.
+
+    What is there already was put there by a resume that died or by an earlier one; what then lies in place
+    was never committed.
+    """
+    if not manifest.dropped:
+        return
+    for array in _growing(manifest.schema):
+        in_place = _rows_in_place(store, array, manifest.schema.key_separator)
+        for dropped in manifest.dropped:
+            folder = f"{dropped_folder(dropped.epoch)}/{array.name}"
+            first, offset = divmod(dropped.start, array.row_length)
+            after = -(-dropped.stop // array.row_length)
+            for row, path in in_place:
+                if row == first and offset:
+                    for item in _objects_of_row(store, array, path):
+                        if not _exists(store, f"{folder}/{item}"):
+                            store.copy(f"{array.name}/{item}", f"{folder}/{item}")
+                elif first <= row < after and not _exists(store, f"{folder}/{path}"):
+                    store.move(f"{array.name}/{path}", f"{folder}/{path}")
+
+
+def _exists(store: Store, key: str) -> bool:
+    folder, _, name = key.rpartition("/")
+    return name in store.list(folder)
+
+
+def remove_uncommitted(store: Store, manifest: Manifest) -> None:
+    """Remove what was placed and never committed: rows behind the last record, and statics."""
+    for array in _growing(manifest.schema):
+        end = -(-manifest.n_records // array.row_length)
+        for row, path in _rows_in_place(store, array, manifest.schema.key_separator):
+            if row >= end:
+                store.delete_tree(f"{array.name}/{path}")
+    for array in manifest.schema.arrays.values():
+        if array.role is Role.STATIC and array.name not in manifest.statics:
+            for name in store.list(array.name):
+                if name.startswith("c"):
+                    store.delete_tree(f"{array.name}/{name}")
+
+
+def tidy(store: Store, epoch: int) -> None:
+    """Remove what earlier openings left under ``.mpistream`` and nobody needs."""
+    keep = {
+        layout_key(epoch),
+        nonce_key(epoch),
+        MANIFEST_KEY,
+        LEASE_KEY,
+        EPOCHS_FOLDER,
+        STAGE_FOLDER,
+        DROPPED_FOLDER,
+    }
+    for name in store.list(FOLDER):
+        path = f"{FOLDER}/{name}"
+        if path not in keep:
+            store.delete_tree(path)

@@ -1,0 +1,208 @@
+"""Which cells a rank owns: `Region`, a mapping dim -> (start, stop)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from mpistream.errors import SchemaError
+from mpistream.tiling import Box, Interval, box_n_cells, format_box
+
+__all__ = ["Region"]
+
+
+class Region(Mapping[str, Interval]):
+    """The cells of the partitioned dims that one rank owns.
+
+    Immutable and hashable. As a mapping it takes a dim to the (start, stop) of its only box; the empty
+    region takes every dim to (0, 0). With several boxes there is no such mapping: use ``.boxes``.
+
+    Parameters
+    ----------
+    dims
+        The partitioned dims, in the schema's order.
+    boxes
+        One interval per dim each. Boxes without cells are dropped.
+    """
+
+    __slots__ = ("_boxes", "_dims")
+
+    def __init__(self, dims: Iterable[str], boxes: Iterable[Box] = ()) -> None:
+        self._dims = tuple(dims)
+        kept = set()
+        for box in boxes:
+            plain = tuple((operator.index(start), operator.index(stop)) for start, stop in box)
+            if len(plain) != len(self._dims) or any(not 0 <= start <= stop for start, stop in plain):
+                raise SchemaError(
+                    f"region over dims {self._dims}: box {plain} must have one 0 <= start <= stop per dim",
+                    kind="region",
+                )
+            if box_n_cells(plain):
+                kept.add(plain)
+        # Invariant: sorted and without duplicates or empty boxes, so equal regions are written equally.
+        self._boxes = tuple(sorted(kept))
+
+    @classmethod
+    def whole(cls, dims: Iterable[str], sizes: Mapping[str, int]) -> Region:
+        """Return the region of all cells.
+
+        Not collective.
+        """
+        names = tuple(dims)
+        return cls(names, (tuple((0, sizes[d]) for d in names),))
+
+    @classmethod
+    def empty(cls, dims: Iterable[str]) -> Region:
+        """Return the region of no cells.
+
+        Not collective.
+        """
+        return cls(dims)
+
+    @classmethod
+    def of_box(cls, dims: Iterable[str], box: Box) -> Region:
+        """Return the region of one box; a box without cells gives the empty region.
+
+        Not collective.
+        """
+        return cls(dims, (box,))
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any] | None, sizes: Mapping[str, int]) -> Region:
+        """Return the region that a caller described, checked against the dims.
+
+        Not collective.
+
+        Parameters
+        ----------
+        mapping
+            Dim -> (start, stop) or a slice without step; a dim left out is whole; None is everything.
+            A `Region` keeps all its boxes. Start equal to stop in any dim gives the empty region.
+        sizes
+            Partitioned dim -> length, in the schema's order.
+
+        Raises
+        ------
+        SchemaError
+            Kind ``"region"``: an unknown dim, something that is not an integer, or bounds out of
+            0 <= start <= stop <= length.
+        """
+        given: Mapping[str, Any] = {} if mapping is None else mapping
+        if not isinstance(given, Mapping):
+            raise SchemaError(f"a region is a mapping dim -> (start, stop), not {type(given).__name__}", kind="region")
+        unknown = [dim for dim in given if dim not in sizes]
+        if unknown:
+            raise SchemaError(
+                f"region: {unknown[0]!r} is no partitioned dim; name only {', '.join(sizes) or 'no dim'}",
+                kind="region",
+            )
+        parts: list[Mapping[str, Any]] = [given]
+        if isinstance(given, Region):
+            parts = [dict(zip(given.dims, box, strict=True)) for box in given.boxes]
+        return cls(
+            sizes,
+            [tuple(_interval(d, part.get(d, (0, n)), n) for d, n in sizes.items()) for part in parts],
+        )
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Region:
+        """Return the region that `to_json` described.
+
+        Not collective.
+        """
+        return cls(document["dims"], document["boxes"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return dims and boxes as lists; equal regions give equal documents.
+
+        Not collective.
+        """
+        return {"dims": list(self._dims), "boxes": [[list(pair) for pair in box] for box in self._boxes]}
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The partitioned dims, in the schema's order."""
+        return self._dims
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """All boxes, sorted; none for the empty region."""
+        return self._boxes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the region has no cells."""
+        return not self._boxes
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells of all boxes together."""
+        return sum(map(box_n_cells, self._boxes))
+
+    @property
+    def box(self) -> Box:
+        """The only box; (0, 0) in every dim for the empty region."""
+        if len(self._boxes) > 1:
+            raise SchemaError(f"{self!r} has {len(self._boxes)} boxes, not 1: go through .boxes", kind="region")
+        return self._boxes[0] if self._boxes else ((0, 0),) * len(self._dims)
+
+    def project(self, dims: Iterable[str]) -> Region:
+        """Return the region's shadow on some of its dims, in the order given.
+
+        Not collective.
+        """
+        names = tuple(dims)
+        assert set(names) <= set(self._dims), f"{names} is no subset of {self._dims}"
+        at = [self._dims.index(d) for d in names]
+        return Region(names, [tuple(box[k] for k in at) for box in self._boxes])
+
+    def __getitem__(self, dim: str) -> Interval:
+        if dim not in self._dims:
+            raise KeyError(dim)
+        return self.box[self._dims.index(dim)]
+
+    def __contains__(self, dim: object) -> bool:
+        return dim in self._dims
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dims)
+
+    def __len__(self) -> int:
+        return len(self._dims)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Region):
+            return self._dims == other._dims and self._boxes == other._boxes
+        if isinstance(other, Mapping):
+            return len(self._boxes) <= 1 and dict(self) == dict(other)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self._dims, self._boxes))
+
+    def __repr__(self) -> str:
+        if not self._boxes:
+            return f"Region({', '.join(self._dims)}: empty)"
+        return f"Region({' + '.join(format_box(self._dims, box) for box in self._boxes)})"
+
+
+def _interval(dim: str, value: Any, size: int) -> Interval:
+    """One dim of a caller's region as plain ints, or SchemaError."""
+    if isinstance(value, slice):
+        if value.step not in (None, 1):
+            raise SchemaError(f"region dim {dim!r}: {value} has a step; leave it out", kind="region")
+        value = (0 if value.start is None else value.start, size if value.stop is None else value.stop)
+    try:
+        low, high = value
+        if isinstance(low, bool) or isinstance(high, bool):
+            raise TypeError
+        start, stop = operator.index(low), operator.index(high)
+    except (TypeError, ValueError):
+        raise SchemaError(f"region dim {dim!r}: {value!r} must be (start, stop), two integers", kind="region") from None
+    if not 0 <= start <= stop <= size:
+        raise SchemaError(
+            f"region dim {dim!r} of length {size}: [{start}:{stop}] must be 0 <= start <= stop <= {size}",
+            kind="region",
+        )
+    return start, stop

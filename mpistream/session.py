@@ -1,0 +1,302 @@
+"""Opening a store on all ranks: the agreements around `mpistream.opening`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import operator
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from mpistream.agreement import Channel
+from mpistream.comm import connect
+from mpistream.epoch import EpochState, Share
+from mpistream.errors import MPIStreamError, SchemaError, StoreError, error_from_json, error_to_json
+from mpistream.manifest import Manifest, nonce_key, stage_folder
+from mpistream.opening import Claim, CreateRequest, Resumed, ResumeRequest, claim
+from mpistream.options import Options, resolve_options
+from mpistream.owner import Owner
+from mpistream.parallel import StreamWriter
+from mpistream.rank_writer import RankWriter
+from mpistream.region import Region
+from mpistream.schema import StreamSchema
+from mpistream.store import Store, open_store
+
+__all__ = ["write_open", "write_resume"]
+
+
+def write_open(
+    url: str | os.PathLike[str],
+    schema: StreamSchema,
+    *,
+    comm: Any = None,
+    region: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    takeover: bool = False,
+    options: Options | None = None,
+) -> StreamWriter:
+    """Create a store and open it for writing.
+
+    Collective.
+
+    Parameters
+    ----------
+    url
+        Folder of the new store, on a file system that all ranks share.
+    schema
+        What it holds, the same on every rank.
+    comm
+        An mpi4py communicator or a Fortran handle (int); without it this process is the only writer.
+    region
+        What this rank owns, dim -> (start, stop); a dim left out is whole. On every rank or on none, where
+        the grid is split into balanced boxes.
+    overwrite
+        Replace a store or a Zarr group that is there.
+    takeover
+        Open even if another writer of that store seems to be alive; that one is fenced.
+    options
+        By default those of the TOML file named by ``$MPISTREAM_OPTIONS``.
+
+    Returns
+    -------
+    The writer of this rank.
+
+    Raises
+    ------
+    SchemaError, AlignmentError, TilingError
+        On every rank: regions that don't lie on shard edges, overlap or leave a hole; bad options.
+    StoreError
+        On every rank: the store exists, is in use, can't be written, or not all ranks see it.
+    ProtocolError
+        On every rank: no ``comm`` in one of several MPI processes, or ranks that call differently.
+
+    Notes
+    -----
+    When it returns, the store is durable and has no records.
+    """
+    if not isinstance(schema, StreamSchema):
+        raise SchemaError(f"schema is a {type(schema).__name__}; give a StreamSchema", kind="schema")
+    request = CreateRequest(schema, overwrite=overwrite)
+    return _open(url, request, comm=comm, region=region, takeover=takeover, options=options)
+
+
+def write_resume(
+    url: str | os.PathLike[str],
+    *,
+    schema: StreamSchema | None = None,
+    comm: Any = None,
+    region: Mapping[str, Any] | None = None,
+    at: float | None = None,
+    expect_last_t: float | None = None,
+    takeover: bool = False,
+    options: Options | None = None,
+) -> StreamWriter:
+    """Open a store again, on any number of ranks, and go on behind its last committed record.
+
+    Collective.
+
+    Parameters
+    ----------
+    url
+        Folder of the store.
+    schema
+        Compared with the store's; the store's is taken in any case.
+    comm, region, takeover, options
+        As in `write_open`.
+    at
+        Drop committed records with t > at. They are kept aside until the first commit.
+    expect_last_t
+        Time that the last kept record must have: guards against a checkpoint that is ahead of the output.
+
+    Returns
+    -------
+    The writer of this rank; ``w.resumed`` says what was found and dropped.
+
+    Raises
+    ------
+    ResumeError
+        On every rank: no store, another schema, another last time.
+    FormatError
+        On every rank: the store is damaged.
+    SchemaError, AlignmentError, TilingError, StoreError, ProtocolError
+        As in `write_open`.
+
+    Notes
+    -----
+    When it returns, the new state is durable; all writers of earlier openings are fenced.
+    """
+    request = ResumeRequest(schema, at=at, expect_last_t=expect_last_t)
+    return _open(url, request, comm=comm, region=region, takeover=takeover, options=options)
+
+
+def _plain_region(region: Mapping[str, Any] | None) -> dict[str, list[int]] | None:
+    """Return a region as JSON types; whether it fits is for the owner to say, who knows the dims."""
+    if region is None:
+        return None
+    if not isinstance(region, Mapping):
+        raise SchemaError(f"region {region!r}: give a mapping dim -> (start, stop)", kind="region")
+    if isinstance(region, Region) and region.is_empty:
+        return {dim: [0, 0] for dim in region.dims}
+    plain = {}
+    for dim, bounds in region.items():
+        try:
+            start, stop = (bounds.start, bounds.stop) if isinstance(bounds, slice) else bounds
+            plain[str(dim)] = [operator.index(start), operator.index(stop)]
+        except (TypeError, ValueError) as error:
+            raise SchemaError(
+                f"region {region!r}: bounds {bounds!r} of dim {dim!r}; give (start, stop), two integers",
+                kind="region",
+            ) from error
+    return plain
+
+
+def _open(
+    url: str | os.PathLike[str],
+    request: CreateRequest | ResumeRequest,
+    *,
+    comm: Any,
+    region: Mapping[str, Any] | None,
+    takeover: bool,
+    options: Options | None,
+) -> StreamWriter:
+    """Open a store on all ranks; see `mpistream.opening` for the order."""
+    failure: MPIStreamError | None = None
+    chosen, store, plain = Options(), None, None
+    try:
+        chosen = resolve_options(options)
+        store = open_store(url)
+        plain = _plain_region(region)
+    except MPIStreamError as error:
+        failure = error
+    channel = Channel(connect(comm, chosen.timeout), chosen.timeout)
+    try:
+        return _open_on(channel, url, store, request, plain, takeover, chosen, failure)
+    except MPIStreamError:
+        # Every rank raises out of one of the agreements, so every rank comes here.
+        channel.close()
+        raise
+
+
+def _open_on(
+    channel: Channel,
+    url: Any,
+    store: Store | None,
+    request: CreateRequest | ResumeRequest,
+    region: dict[str, list[int]] | None,
+    takeover: bool,
+    options: Options,
+    failure: MPIStreamError | None,
+) -> StreamWriter:
+    session = _OwnerSession(store, request, options, takeover=takeover) if channel.rank == 0 and store else None
+    parts = [str(url), request.digest_parts(), takeover, options.to_json()]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    try:
+        claimed = channel.exchange(
+            request.operation,
+            digest=digest,
+            payload=region,
+            failure=failure,
+            answer=None if session is None else session.claim,
+        )
+        assert store is not None
+        failure = _enter(channel.rank, store, claimed["epoch"], claimed["nonce"])
+        entered = channel.exchange("enter", failure=failure, answer=None if session is None else session.begin)
+        manifest = Manifest.from_bytes(entered["manifest"].encode())
+        writer, failure = None, None
+        try:
+            writer = RankWriter(store, manifest, Share.from_json(entered["share"]), options)
+        except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
+            failure = error if isinstance(error, MPIStreamError) else error_from_json(error_to_json(error))
+        try:
+            channel.exchange("ready", failure=failure)
+        except MPIStreamError:
+            if writer is not None:
+                writer.close()
+            raise
+    except BaseException:
+        if session is not None:
+            session.close()
+        raise
+    assert writer is not None
+    if session is not None:
+        store.delete(nonce_key(manifest.epoch))
+    resumed = entered["resumed"]
+    return StreamWriter(
+        channel,
+        store,
+        writer,
+        session.owner if session is not None else None,
+        manifest,
+        options,
+        None if resumed is None else Resumed(**resumed),
+    )
+
+
+def _enter(rank: int, store: Store, epoch: int, nonce: str) -> MPIStreamError | None:
+    """Find the owner's nonce through this rank's own path, and make this rank's stage folder."""
+    try:
+        found = store.read(nonce_key(epoch))
+        if found != nonce.encode():
+            return StoreError(
+                f"rank {rank} on {socket.gethostname()}: {store.url} is not the folder that rank 0 sees "
+                f"({'no' if found is None else 'another'} nonce of epoch {epoch}); give a path on a file system that "
+                "all ranks share",
+                kind="not_shared",
+                rank=rank,
+            )
+        # Made here and never again: that it is gone is how this writer learns that it was fenced.
+        store.make_folder(stage_folder(epoch, rank), parents=False)
+    except MPIStreamError as error:
+        return error
+    return None
+
+
+class _OwnerSession:
+    """What rank 0 does between the agreements of an opening."""
+
+    def __init__(
+        self, store: Store, request: CreateRequest | ResumeRequest, options: Options, *, takeover: bool
+    ) -> None:
+        self._store = store
+        self._request = request
+        self._options = options
+        self._takeover = takeover
+        self._claim: Claim | None = None
+        self._epoch: EpochState | None = None
+        self.owner: Owner | None = None
+
+    def claim(self, regions: list[Any]) -> list[dict[str, Any]]:
+        self._epoch = self._request.check(self._store, regions)
+        self._claim = claim(self._store, self._options, takeover=self._takeover)
+        return [{"epoch": self._claim.epoch, "nonce": self._claim.nonce}] * len(regions)
+
+    def begin(self, votes: list[Any]) -> list[dict[str, Any]]:
+        assert self._claim is not None
+        assert self._epoch is not None
+        there = self._store.list(stage_folder(self._claim.epoch))
+        for rank in range(len(votes)):
+            if str(rank) not in there:
+                raise StoreError(
+                    f"rank {rank}'s stage folder in {self._store.url} is not seen by rank 0 on {socket.gethostname()}; "
+                    "give a path on a file system that all ranks share",
+                    kind="not_shared",
+                    rank=rank,
+                )
+        self.owner, resumed = self._request.begin(self._store, self._claim, self._epoch, self._options)
+        common = {
+            "manifest": self.owner.manifest.to_bytes().decode(),
+            "resumed": None
+            if resumed is None
+            else {name: getattr(resumed, name) for name in Resumed.__dataclass_fields__},
+        }
+        return [{**common, "share": self._epoch.share(rank).to_json()} for rank in range(len(votes))]
+
+    def close(self) -> None:
+        """After a failure: give the lease back, so that the next try need not wait for it."""
+        if self._claim is not None:
+            self._claim.keeper.close()
+            with contextlib.suppress(StoreError):
+                self._store.delete_tree(stage_folder(self._claim.epoch))

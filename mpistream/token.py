@@ -1,0 +1,122 @@
+"""What travels: the token of a writer, the receipt of a commit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mpistream.errors import FormatError
+from mpistream.region import Region
+
+__all__ = ["CommitReceipt", "CommitToken", "times_sha256"]
+
+
+def times_sha256(times: Sequence[float]) -> str:
+    """Return the sha256 of times as little-endian float64: equal iff they are bitwise the same.
+
+    Not collective.
+    """
+    return hashlib.sha256(np.asarray(times, "<f8").tobytes()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitToken:
+    """What one writer has put in place since the last committed state.
+
+    Its size depends neither on the array nor on the number of shards.
+    """
+
+    store_id: str
+    run_id: str
+    fingerprint: str
+    epoch: int
+    base_seq: int
+    """The commit_seq on which it builds."""
+    writer: int
+    start: int
+    stop: int
+    """Record set, half-open."""
+    last_t: float | None
+    times_sha256: str
+    n_cells: Mapping[str, int]
+    """Variable -> cells in place, over all records of the set."""
+    statics: Mapping[str, int]
+    """Static -> cells in place."""
+    region: Region
+    n_objects: int
+    nbytes: int
+    """Bytes on disk."""
+    failure: Mapping[str, Any] | None = None
+    """What went wrong while placing, as `mpistream.errors.error_to_json` describes it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the token as JSON types.
+
+        Not collective.
+        """
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {
+            **plain,
+            "n_cells": dict(self.n_cells),
+            "statics": dict(self.statics),
+            "region": self.region.to_json(),
+            "failure": None if self.failure is None else dict(self.failure),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> CommitToken:
+        """Return the token that `to_json` described.
+
+        Not collective.
+
+        Raises
+        ------
+        FormatError
+            Kind ``token`` when it is not such a description.
+        """
+        try:
+            return cls(**{**document, "region": Region.from_json(document["region"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"damaged token: {type(error).__name__}: {error}", kind="token") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitReceipt:
+    """What a commit did: the same on every rank."""
+
+    commit_seq: int
+    epoch: int
+    n_records: int
+    last_t: float | None
+    n_new_records: int
+    new_statics: tuple[str, ...]
+    n_objects: int
+    nbytes: int
+    """Bytes that this commit put on disk, over all ranks, documents left out."""
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    """On the owner: what did not go well after the commit and will be done again by the next one."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the receipt as JSON types.
+
+        Not collective.
+        """
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> CommitReceipt:
+        """Return the receipt that `to_json` described.
+
+        Not collective.
+        """
+        return cls(
+            **{
+                **document,
+                "new_statics": tuple(document["new_statics"]),
+                "warnings": tuple(document["warnings"]),
+            }
+        )
