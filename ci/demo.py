@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from matplotlib.colors import LightSource, LinearSegmentedColormap
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "demo-output"
 N_RECORDS = 48
-KILL_AFTER = 20  # committed records
+N_COMMITTED, N_WRITTEN = 20, 22  # records when the ranks are killed: in mid-commit, in mid-row
 RUN_DEADLINE = 240.0  # s, of each of the three runs: far more than they need
 
 
@@ -70,14 +70,18 @@ class Simulation:
             if self._is_shown:
                 print("    " + line, end="", flush=True)
 
-    def wait_for_records(self, n_records: int) -> int:
-        """Wait until the store holds so many committed records, and return how many it holds then."""
-        while (n_committed := committed_records(self.out)) < n_records:
+    @property
+    def n_written(self) -> int:
+        """Records that it has reported as written, committed or not."""
+        return sum(": record " in line for line in self._lines)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait while it runs until something is so."""
+        while not condition():
             if self._process.poll() is not None:
-                raise self._failure(f"ended with code {self._process.returncode} before record {n_records}")
+                raise self._failure(f"ended too early, with code {self._process.returncode}")
             self._check_deadline()
             time.sleep(0.02)
-        return n_committed
 
     def kill_ranks(self) -> list[int]:
         """Send SIGKILL to every rank, not to mpiexec, and return their process ids."""
@@ -223,12 +227,14 @@ def main() -> int:
     def chapter(title: str) -> None:
         say(f"\n== {title}  [{time.monotonic() - began:.0f} s]")
 
-    chapter(f"1. A simulation on 4 ranks; SIGKILL to all of them after {KILL_AFTER} committed records")
+    chapter("1. A simulation on 4 ranks, until SIGKILL hits all of them in the middle")
     with Simulation("killed", 4) as killed:
-        killed.wait_for_records(KILL_AFTER)
+        killed.wait_until(lambda: committed_records(killed.out) >= N_COMMITTED)
+        killed.wait_until(lambda: killed.n_written >= N_WRITTEN)
         ranks = killed.kill_ranks()
     reader = ms.open_reader(shown(killed.out))
-    say(f"killed: {len(ranks)} ranks, processes {', '.join(map(str, ranks))}")
+    say(f"SIGKILL to {len(ranks)} ranks, processes {', '.join(map(str, ranks))}")
+    say(f"they had written {killed.n_written} records, each in {killed.n_ranks} parts")
     say(f"{shown(killed.out)} holds {reader.n_records} committed records, up to t = {reader.times[-1]} s")
     state = ms.open_reader(shown(killed.checkpoint))
     say(f"{shown(killed.checkpoint)} holds the model's state at t = {state.times[-1]} s")

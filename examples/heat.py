@@ -2,7 +2,7 @@
 
     mpiexec -n 4 python -m mpi4py examples/heat.py heat.zarr
 
-Stop it whenever you like and start it again with the same command, on any number of ranks up to 16.
+Stop it whenever you like and start it again with the same command, on any number of ranks up to 8.
 """
 
 import sys
@@ -24,7 +24,7 @@ def main(url: str) -> None:
         dims={"time": None, "y": N, "x": N},
         time=ms.AppendTime(units="seconds since 2000-01-01"),
         variables={"temperature": ms.Variable(("time", "y", "x"), "float64", attrs={"units": "K"})},
-        shard_shape={"time": RECORDS_PER_COMMIT, "y": 32, "x": N},  # 16 shards a record, in bands of rows
+        shard_shape={"time": 20, "y": 64, "x": N},  # bands of 64 rows, so up to 8 ranks have work
     )
     try:
         writer = ms.write_resume(url, schema=schema, comm=comm)

@@ -26,6 +26,7 @@ enters a step; and what needs exp or cos is computed on global axes first and cu
 from __future__ import annotations
 
 import argparse
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class SeaFloor:
         if comm.rank == 0:
             from matplotlib.cbook import get_sample_data  # slow to import, so on one rank only
 
-            with get_sample_data("topobathy.npz") as data:
+            with np.load(get_sample_data("topobathy.npz", asfileobj=False)) as data:
                 lat, lon, topo = (data[key].astype(np.float64) for key in ("latitude", "longitude", "topo"))
             floor = cls(lat, lon - 360.0, -topo)
         return comm.bcast(floor)
@@ -275,7 +276,7 @@ class ShallowWater:
 class Halo:
     """Exchange of the outermost rows and columns between neighbours of a Cartesian communicator."""
 
-    def __init__(self, cart: MPI.Cartcomm, shape: tuple[int, int]) -> None:
+    def __init__(self, cart: MPI.Cartcomm, shape: tuple[int, ...]) -> None:
         ny, nx = shape
         # South, north, west, east: the order in which neighbourhood collectives name the neighbours.
         # Where the map ends the neighbour is MPI.PROC_NULL, and the halo there stays as it is.
@@ -381,6 +382,8 @@ def newest_state(url: str, comm: MPI.Comm) -> ms.StoreReader | None:
 
 def main() -> None:
     args = parse_arguments()
+    # It would advise objects of 4 MiB, which so small a grid can't give to so many ranks.
+    logging.getLogger("mpistream").setLevel(logging.ERROR)
     (ny, nx), steps_per_record = args.size, args.steps_per_record
     world = MPI.COMM_WORLD
 

@@ -30,6 +30,9 @@ __all__ = ["Channel"]
 _TAG_ARRIVE = 1
 _TAG_ANSWER = 2
 
+# After these nobody may count on this channel: a rank has left, was given up, or does not know what is committed.
+_DEADLY = ("left", "timeout", "outcome_unknown")
+
 # A message names so many ranks; of 10,000 that did not come nobody reads all.
 _MAX_NAMED = 8
 
@@ -92,73 +95,67 @@ class Channel:
             raise self.failure
         n = self._n
         self._n += 1
-        vote = {
-            "n": n,
-            "operation": operation,
-            "digest": digest,
-            "payload": payload,
-            "failure": None if failure is None else error_to_json(failure, rank=self.rank),
-        }
         if self.rank != 0:
-            self._transport.send(0, _TAG_ARRIVE, _dump(vote))
+            self._send_vote(n, operation, digest=digest, payload=payload, failure=failure)
             try:
                 return self.outcome(n)
             except MPIStreamError as error:
                 raise error from failure
         try:
-            payloads = self._votes(n, vote)
+            payloads = self._votes(n, operation, digest, payload, failure)
             answers = answer(payloads) if answer is not None else [None] * self.size
         except BaseException as error:
             document = error_to_json(error, rank=0)
             self._answer_all(n, document)
             if isinstance(error, Exception) and not isinstance(error, MPIStreamError):
                 raise error_from_json(document) from error
-            if isinstance(error, MPIStreamError) and error.kind == "left":
-                self.failure = error
+            self._note(error)
             raise
         for rank in range(1, self.size):
             self._transport.send(rank, _TAG_ANSWER, _dump({"n": n, "value": answers[rank]}))
         return answers[0]
 
-    def _votes(self, n: int, own: dict[str, Any]) -> list[Any]:
+    def _note(self, error: BaseException) -> None:
+        if isinstance(error, CommitError) and error.kind in _DEADLY:
+            self.failure = error
+
+    def _votes(self, n: int, operation: str, digest: str, payload: Any, failure: MPIStreamError | None) -> list[Any]:
         """Poll for the votes of agreement ``n``; raise at the first that says failure or does not match."""
-        votes: dict[int, dict[str, Any]] = {}
-        self._take_vote(votes, 0, own, own)
+        if failure is not None:
+            raise failure
+        payloads = {0: payload}
         for _ in waiting(self._timeout):
+            # All that have come, before any conclusion: a rank that gave up takes its vote back with a second one.
             while (found := self._transport.poll(_TAG_ARRIVE)) is not None:
-                rank, data = found
-                vote = json.loads(data)
+                rank, vote = found[0], json.loads(found[1])
                 # An older one comes from a rank that was late for an agreement that has failed since.
                 if vote["n"] == n:
-                    self._take_vote(votes, rank, vote, own)
-            if len(votes) == self.size:
-                return [votes[rank]["payload"] for rank in range(self.size)]
-        missing = [rank for rank in range(self.size) if rank not in votes]
+                    self._check_vote(rank, vote, operation, digest)
+                    payloads[rank] = vote["payload"]
+            if len(payloads) == self.size:
+                return [payloads[rank] for rank in range(self.size)]
+        missing = [rank for rank in range(self.size) if rank not in payloads]
         more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
-        names = ", ".join(map(str, missing[:_MAX_NAMED])) + more
-        self.failure = CommitError(
-            f"{own['operation']}: rank {names} did not come within {self._timeout:g} s; every rank must make the same "
-            "calls, and an exception on one rank must end them all: start programs with python -m mpi4py",
+        raise CommitError(
+            f"{operation}: rank {', '.join(map(str, missing[:_MAX_NAMED]))}{more} did not come within "
+            f"{self._timeout:g} s; every rank must make the same calls, and an exception on one rank must end them "
+            "all: start programs with python -m mpi4py",
             kind="timeout",
             rank=missing[0],
         )
-        raise self.failure
 
     @staticmethod
-    def _take_vote(votes: dict[int, dict[str, Any]], rank: int, vote: dict[str, Any], own: dict[str, Any]) -> None:
+    def _check_vote(rank: int, vote: dict[str, Any], operation: str, digest: str) -> None:
         if vote["failure"] is not None:
             raise error_from_json(vote["failure"])
-        if (vote["operation"], vote["digest"]) != (own["operation"], own["digest"]):
-            what = f"{own['operation']} with other arguments"
-            if vote["operation"] != own["operation"]:
-                what = vote["operation"]
+        if (vote["operation"], vote["digest"]) != (operation, digest):
+            theirs = vote["operation"] if vote["operation"] != operation else f"{operation} with other arguments"
             raise ProtocolError(
-                f"rank {rank} called {what}, rank 0 {own['operation']}; every rank must make the same calls "
-                "with the same arguments",
+                f"rank {rank} called {theirs}, rank 0 {operation}; every rank must make the same calls with the same "
+                "arguments",
                 kind="mismatch",
                 rank=rank,
             )
-        votes[rank] = vote
 
     def _answer_all(self, n: int, error: dict[str, Any]) -> None:
         for rank in range(1, self.size):
@@ -177,8 +174,11 @@ class Channel:
         try:
             return self._transport.gather(data, self._timeout)
         except TimeoutError:
-            self.failure = CommitError(f"tokens did not come within {self._timeout:g} s", kind="timeout")
-            raise self.failure from None
+            error = CommitError(
+                f"a token did not come within {self._timeout:g} s; nothing was committed", kind="timeout"
+            )
+            self._note(error)
+            raise error from None
 
     def announce(self, value: Any = None, error: BaseException | None = None) -> None:
         """On rank 0, send every rank the outcome of what the last agreement began.
@@ -189,6 +189,7 @@ class Channel:
         self._n += 1
         if error is not None:
             self._answer_all(n, error_to_json(error, rank=0))
+            self._note(error)
             return
         for rank in range(1, self.size):
             self._transport.send(rank, _TAG_ANSWER, _dump({"n": n, "value": value}))
@@ -228,12 +229,24 @@ class Channel:
                     continue
                 if "error" in answer:
                     error = error_from_json(answer["error"])
-                    if error.kind == "left":
-                        self.failure = error
+                    self._note(error)
                     raise error
                 return answer["value"]
-        self.failure = CommitError(f"rank 0 did not answer within {self._timeout:g} s", kind="timeout", rank=0)
+        self.failure = CommitError(
+            f"rank 0 did not answer within {self._timeout:g} s; every rank must make the same calls",
+            kind="timeout",
+            rank=0,
+        )
+        # Should rank 0 come later, it must not go on with a vote of a rank that has given up.
+        self._send_vote(n, "leave", failure=self.failure)
         raise self.failure
+
+    def _send_vote(
+        self, n: int, operation: str, *, digest: str = "", payload: Any = None, failure: MPIStreamError | None = None
+    ) -> None:
+        document = None if failure is None else error_to_json(failure, rank=self.rank)
+        vote = {"n": n, "operation": operation, "digest": digest, "payload": payload, "failure": document}
+        self._transport.send(0, _TAG_ARRIVE, _dump(vote))
 
     def post_leave(self, error: BaseException) -> None:
         """Tell the others that this rank leaves because of ``error``, and that none may wait for it.
@@ -247,20 +260,12 @@ class Channel:
             kind="left",
             rank=self.rank,
         )
-        document = error_to_json(reason)
         self._left_at = self._n
         self._n += 1
         if self.rank == 0:
-            self._answer_all(self._left_at, document)
+            self._answer_all(self._left_at, error_to_json(reason))
         else:
-            vote = {
-                "n": self._left_at,
-                "operation": "leave",
-                "digest": "",
-                "payload": None,
-                "failure": document,
-            }
-            self._transport.send(0, _TAG_ARRIVE, _dump(vote))
+            self._send_vote(self._left_at, "leave", failure=reason)
         self.failure = reason
 
     def wait_left(self, exit_timeout: float) -> None:

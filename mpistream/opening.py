@@ -18,6 +18,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import logging
+import math
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -133,10 +134,10 @@ def claim(store: Store, options: Options, *, takeover: bool) -> Claim:
     if highest != epoch:
         raise FencedError(f"{store.url}: epoch {highest} was claimed at the same time as epoch {epoch}; this one ends")
     keeper = LeaseKeeper(store, Lease.of_this_process(run_id, options.lease_ttl), stage_folder(epoch, 0))
-    keeper.write()
-    keeper.start()
     nonce = uuid.uuid4().hex
     store.create(nonce_key(epoch), nonce.encode())
+    keeper.write()
+    keeper.start()
     return Claim(run_id=run_id, epoch=epoch, nonce=nonce, keeper=keeper)
 
 
@@ -189,8 +190,6 @@ class CreateRequest:
     overwrite
         Whether what is there may be replaced.
     """
-
-    operation = "write_open"
 
     def __init__(self, schema: StreamSchema, *, overwrite: bool) -> None:
         self._given = schema
@@ -330,12 +329,10 @@ class ResumeRequest:
         The time that the last kept record must have, None: any.
     """
 
-    operation = "write_resume"
-
     def __init__(self, schema: StreamSchema | None, *, at: float | None, expect_last_t: float | None) -> None:
         self._given = schema
-        self._at = at
-        self._expect = expect_last_t
+        self._at = _time("at", at)
+        self._expect = _time("expect_last_t", expect_last_t)
 
     def digest_parts(self) -> list[Any]:
         """Return what must be the same on every rank."""
@@ -351,8 +348,6 @@ class ResumeRequest:
         SchemaError, AlignmentError, TilingError
             For regions that don't fit.
         """
-        if self._at is not None and self._at != self._at:
-            raise ResumeError("at is NaN; give a time in the schema's units, or leave it out", kind="at")
         manifest = self._read(store)
         if self._given is not None:
             _check_same_schema(self._given, manifest)
@@ -410,6 +405,18 @@ class ResumeRequest:
         _log_plan(store, manifest.schema, epoch)
         resumed = Resumed(n_dropped=len(dropped_times), last_t=last_t, at=self._at, previous_epoch=old.epoch)
         return Owner(store, manifest, epoch, documents, claimed.keeper, options), resumed
+
+
+def _time(what: str, t: Any) -> float | None:
+    if t is None:
+        return None
+    try:
+        value = float(t)
+    except (TypeError, ValueError) as error:
+        raise SchemaError(f"{what} = {t!r} is not a number; give it in the schema's time units", kind="time") from error
+    if math.isnan(value):
+        raise SchemaError(f"{what} is NaN; give a time in the schema's units, or leave it out", kind="time")
+    return value
 
 
 def _check_same_schema(given: StreamSchema, manifest: Manifest) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Self
 from numpy.typing import ArrayLike, NDArray
 
 from mpistream.agreement import Channel
-from mpistream.commit import Decision, next_manifest
+from mpistream.commit import next_manifest
 from mpistream.errors import (
     MPIStreamError,
     ProtocolError,
@@ -327,15 +327,13 @@ class StreamWriter:
             writer.place(stop)
         except Exception as error:  # noqa: BLE001 (it travels in the token: the gather must be complete)
             failure = _on_every_rank(error, channel.rank)
-        # 4 Gather.
-        token = writer.token(stop, failure)
-        gathered = channel.gather(json.dumps(token.to_json()).encode())
+        # 4 Gather, 5 decide, 6 commit, 7 outcome.
+        token = json.dumps(writer.token(stop, failure).to_json()).encode()
         times = writer.times[: stop - writer.n_committed]
-        # 5 Decide, 6 commit, 7 outcome.
         if self._owner is not None:
-            assert gathered is not None
-            receipt = self._decide_and_announce(gathered, times)
+            receipt = self._lead_commit(self._owner, token, times)
         else:
+            channel.gather(token)
             receipt = CommitReceipt.from_json(channel.await_announcement())
         self._manifest = next_manifest(self._manifest, times, receipt.new_statics)
         writer.committed(self._manifest)
@@ -354,20 +352,20 @@ class StreamWriter:
             self._owner.decide(tokens, self._writer.times[: stop - self._writer.n_committed])
         return [is_pending] * len(payloads)
 
-    def _decide_and_announce(self, gathered: list[bytes], times: list[float]) -> CommitReceipt:
-        assert self._owner is not None
+    def _lead_commit(self, owner: Owner, token: bytes, times: list[float]) -> CommitReceipt:
+        """Steps 4 to 7 on rank 0: whatever happens, every rank is told."""
         try:
-            tokens = [CommitToken.from_json(json.loads(data)) for data in gathered]
-            decision: Decision = self._owner.decide(tokens, times)
-            receipt = self._owner.commit(decision, times)
-        except BaseException as error:
-            if isinstance(error, MPIStreamError) and error.kind == "outcome_unknown":
-                self._channel.announce(error=error)
-                self._channel.failure = error
-                raise
-            found = _on_every_rank(error, 0) if isinstance(error, Exception) else error
+            gathered = self._channel.gather(token)
+            assert gathered is not None
+            decision = owner.decide([CommitToken.from_json(json.loads(data)) for data in gathered], times)
+            receipt = owner.commit(decision, times)
+        except Exception as error:
+            found = _on_every_rank(error, 0)
             self._channel.announce(error=found)
             raise found from error
+        except BaseException as error:
+            self._channel.announce(error=error)
+            raise
         self._channel.announce(receipt.to_json())
         return receipt
 

@@ -8,7 +8,8 @@ import json
 import operator
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mpistream.agreement import Channel
@@ -77,10 +78,13 @@ def write_open(
     -----
     When it returns, the store is durable and has no records.
     """
-    if not isinstance(schema, StreamSchema):
-        raise SchemaError(f"schema is a {type(schema).__name__}; give a StreamSchema", kind="schema")
-    request = CreateRequest(schema, overwrite=overwrite)
-    return _open(url, request, comm=comm, region=region, takeover=takeover, options=options)
+
+    def request() -> CreateRequest:
+        if not isinstance(schema, StreamSchema):
+            raise SchemaError(f"schema is a {type(schema).__name__}; give a StreamSchema", kind="schema")
+        return CreateRequest(schema, overwrite=overwrite)
+
+    return _open("write_open", url, request, comm=comm, region=region, takeover=takeover, options=options)
 
 
 def write_resume(
@@ -128,8 +132,11 @@ def write_resume(
     -----
     When it returns, the new state is durable; all writers of earlier openings are fenced.
     """
-    request = ResumeRequest(schema, at=at, expect_last_t=expect_last_t)
-    return _open(url, request, comm=comm, region=region, takeover=takeover, options=options)
+
+    def request() -> ResumeRequest:
+        return ResumeRequest(schema, at=at, expect_last_t=expect_last_t)
+
+    return _open("write_resume", url, request, comm=comm, region=region, takeover=takeover, options=options)
 
 
 def _plain_region(region: Mapping[str, Any] | None) -> dict[str, list[int]] | None:
@@ -154,8 +161,9 @@ def _plain_region(region: Mapping[str, Any] | None) -> dict[str, list[int]] | No
 
 
 def _open(
+    operation: str,
     url: str | os.PathLike[str],
-    request: CreateRequest | ResumeRequest,
+    make_request: Callable[[], CreateRequest | ResumeRequest],
     *,
     comm: Any,
     region: Mapping[str, Any] | None,
@@ -164,50 +172,67 @@ def _open(
 ) -> StreamWriter:
     """Open a store on all ranks; see `mpistream.opening` for the order."""
     failure: MPIStreamError | None = None
-    chosen, store, plain = Options(), None, None
+    chosen, call = Options(), None
     try:
         chosen = resolve_options(options)
-        store = open_store(url)
-        plain = _plain_region(region)
+        call = _Call(
+            operation=operation,
+            url=str(url),
+            store=open_store(url),
+            request=make_request(),
+            region=_plain_region(region),
+            takeover=takeover,
+            options=chosen,
+        )
     except MPIStreamError as error:
+        # Not raised yet: the other ranks would wait for this one.
         failure = error
     channel = Channel(connect(comm, chosen.timeout), chosen.timeout)
     try:
-        return _open_on(channel, url, store, request, plain, takeover, chosen, failure)
+        if call is None:
+            channel.exchange(operation, failure=failure)
+            raise AssertionError("an agreement with a failure raises")
+        return _open_on(channel, call)
     except MPIStreamError:
         # Every rank raises out of one of the agreements, so every rank comes here.
         channel.close()
         raise
 
 
-def _open_on(
-    channel: Channel,
-    url: Any,
-    store: Store | None,
-    request: CreateRequest | ResumeRequest,
-    region: dict[str, list[int]] | None,
-    takeover: bool,
-    options: Options,
-    failure: MPIStreamError | None,
-) -> StreamWriter:
-    session = _OwnerSession(store, request, options, takeover=takeover) if channel.rank == 0 and store else None
-    parts = [str(url), request.digest_parts(), takeover, options.to_json()]
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What one rank was asked to open."""
+
+    operation: str
+    url: str
+    store: Store
+    request: CreateRequest | ResumeRequest
+    region: dict[str, list[int]] | None
+    takeover: bool
+    options: Options
+
+    def digest(self) -> str:
+        """Return the digest of what must be the same on every rank."""
+        parts = [self.url, self.request.digest_parts(), self.takeover, self.options.to_json()]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _open_on(channel: Channel, call: _Call) -> StreamWriter:
+    store = call.store
+    session = _OwnerSession(call) if channel.rank == 0 else None
     try:
         claimed = channel.exchange(
-            request.operation,
-            digest=digest,
-            payload=region,
-            failure=failure,
+            call.operation,
+            digest=call.digest(),
+            payload=call.region,
             answer=None if session is None else session.claim,
         )
-        assert store is not None
         failure = _enter(channel.rank, store, claimed["epoch"], claimed["nonce"])
         entered = channel.exchange("enter", failure=failure, answer=None if session is None else session.begin)
         manifest = Manifest.from_bytes(entered["manifest"].encode())
         writer, failure = None, None
         try:
-            writer = RankWriter(store, manifest, Share.from_json(entered["share"]), options)
+            writer = RankWriter(store, manifest, Share.from_json(entered["share"]), call.options)
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
             failure = error if isinstance(error, MPIStreamError) else error_from_json(error_to_json(error))
         try:
@@ -230,7 +255,7 @@ def _open_on(
         writer,
         session.owner if session is not None else None,
         manifest,
-        options,
+        call.options,
         None if resumed is None else Resumed(**resumed),
     )
 
@@ -257,13 +282,11 @@ def _enter(rank: int, store: Store, epoch: int, nonce: str) -> MPIStreamError | 
 class _OwnerSession:
     """What rank 0 does between the agreements of an opening."""
 
-    def __init__(
-        self, store: Store, request: CreateRequest | ResumeRequest, options: Options, *, takeover: bool
-    ) -> None:
-        self._store = store
-        self._request = request
-        self._options = options
-        self._takeover = takeover
+    def __init__(self, call: _Call) -> None:
+        self._store = call.store
+        self._request = call.request
+        self._options = call.options
+        self._takeover = call.takeover
         self._claim: Claim | None = None
         self._epoch: EpochState | None = None
         self.owner: Owner | None = None

@@ -16,18 +16,18 @@ PACKAGE = ROOT / "mpistream"
 # The layers, lowest first. A module may import those of the rows above its own, and those to its left.
 LAYERS = """
     _version  errors  zarr3
-    names  block  tiling  options  store  comm
+    names  block  tiling  options  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard
     description  region  grid  arrays  schema
     layout  manifest
     zarr3.metadata  zarr3.snapshot
-    commit
-    lease  staging  rows
-    rank_writer
+    token  epoch  commit
+    lease  staging  rows  recovery
+    rank_writer  record
     owner
     reader
     opening
-    parallel
+    parallel  session
     __init__
     cli
     __main__
@@ -40,6 +40,7 @@ PURE = {
     "block",
     "commit",
     "description",
+    "epoch",
     "errors",
     "grid",
     "layout",
@@ -48,6 +49,7 @@ PURE = {
     "region",
     "schema",
     "tiling",
+    "token",
     "zarr3.codecs",
     "zarr3.shard",
 }

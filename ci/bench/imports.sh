@@ -2,10 +2,11 @@
 # How many file-system calls a contributor rank makes from its start to the end of one committed record, beyond those of
 # numpy and mpi4py:  sh ci/bench/imports.sh
 #
-# Thousands of ranks start at once, and every call goes to the same metadata servers. Counted with strace are all calls
-# that name a file (open, stat, access, readlink, rename ...) or read a folder, of rank 1 of two, in two jobs: one imports
-# numpy and mpi4py.MPI, the other opens a store, writes one record, commits and closes. Fails if they differ by more than
-# LIMIT calls, or if the contributor imported zarr.
+# Thousands of ranks start at once, and every such call goes to the same metadata servers. Counted with strace are all
+# calls that name a file (open, stat, access, readlink, rename ...) or read a folder, of rank 1 of two, in two jobs: one
+# imports numpy and mpi4py.MPI, the other opens a store, writes one record, commits and closes. fstat asks about a file
+# that is open already; it is printed apart (some C libraries make it a newfstatat with an empty name). Fails if the two
+# jobs differ by more than LIMIT calls, or if the contributor imported zarr.
 set -eu
 cd "$(dirname "$0")/../.."
 LIMIT=1200
@@ -30,7 +31,7 @@ trace=$1
 shift
 rank=${PMI_RANK:-${PMIX_RANK:-${OMPI_COMM_WORLD_RANK:-0}}}
 [ "$rank" = 1 ] || exec python "$@"
-exec strace -f -qq -e trace=%file,getdents64,fstat -o "$trace" python "$@"
+exec strace -f -qq -e trace=%file,getdents64,fstat -o "$trace.raw" python "$@"
 RANK
 
 cat >"$work/contributor.py" <<'JOB'
@@ -43,7 +44,7 @@ import mpistream as ms
 
 comm = MPI.COMM_WORLD
 schema = ms.StreamSchema(
-    dims={"time": None, "y": 512, "x": 512},
+    dims={"time": None, "y": 2048, "x": 1024},
     time=ms.AppendTime(units="seconds since 2000-01-01", calendar="proleptic_gregorian"),
     variables={"temperature": ms.Variable(("time", "y", "x"), "float32")},
 )
@@ -55,28 +56,33 @@ if comm.rank == 1:
     sys.exit("a contributor imported zarr" if "zarr" in sys.modules else 0)
 JOB
 
-count() { # count NAME ARGUMENTS...: the calls of rank 1 in a job of two
+trace() { # trace NAME ARGUMENTS...: leaves the names of rank 1's calls, one a line, in a file of that name
     name=$1
     shift
-    timeout -k 10 120 $MPIEXEC -n 2 sh "$work/rank" "$work/$name" "$@" </dev/null >&2 || return 1
-    grep -cE '^[0-9]+ +[a-z0-9_]+\(' "$work/$name"
+    timeout -k 10 120 $MPIEXEC -n 2 sh "$work/rank" "$work/$name" "$@" </dev/null || return 1
+    # A line is: pid call(arguments. One that was interrupted is resumed on another, which does not begin so.
+    sed -nE 's/^[0-9]+ +newfstatat\([0-9]+, "", .*/fstat/p; t; s/^[0-9]+ +([a-z0-9_]+)\(.*/\1/p' "$work/$name.raw" |
+        sort >"$work/$name"
 }
 
-base() { count base -c "import numpy, mpi4py.MPI"; }
-contributor() { count contributor "$work/contributor.py" "$work/run.zarr"; }
+base() { trace base -c "import numpy, mpi4py.MPI"; }
+contributor() { trace contributor "$work/contributor.py" "$work/run.zarr"; }
+number() { grep -vcx fstat "$work/$1"; }
 
-base >/dev/null        # compiled files are written now
-contributor >/dev/null #
-n_base=$(base)
-n_contributor=$(contributor)
+# Twice: the first time compiled files are written.
+base
+base
+contributor 2>"$work/said" || { cat "$work/said"; exit 1; }
+contributor 2>"$work/said" || { cat "$work/said"; exit 1; }
 
-echo "file-system calls of numpy and mpi4py.MPI    $n_base"
-echo "file-system calls of a contributor's record  $n_contributor"
-echo "difference                                   $((n_contributor - n_base)), at most $LIMIT"
-echo "of these, by call:"
+difference=$(($(number contributor) - $(number base)))
+echo "calls of numpy and mpi4py.MPI  $(number base)"
+echo "calls of a contributor         $(number contributor)"
+echo "difference                     $difference, at most $LIMIT"
+echo "by call:"
 for name in base contributor; do
-    sed -nE 's/^[0-9]+ +([a-z0-9_]+)\(.*/\1/p' "$work/$name" | sort | uniq -c | sort -k2 >"$work/$name.calls"
+    uniq -c "$work/$name" | awk '{ print $2, $1 }' >"$work/$name.calls"
 done
-join -1 2 -2 2 -a 2 -e 0 -o 0,1.1,2.1 "$work/base.calls" "$work/contributor.calls" |
-    awk '$3 > $2 { printf "  %-12s %6d\n", $1, $3 - $2 }'
-[ $((n_contributor - n_base)) -le $LIMIT ]
+join -a 2 -e 0 -o 0,1.2,2.2 "$work/base.calls" "$work/contributor.calls" |
+    awk '$3 > $2 { printf "  %-10s %6d%s\n", $1, $3 - $2, $1 == "fstat" ? "  (not counted)" : "" }'
+[ "$difference" -le $LIMIT ]

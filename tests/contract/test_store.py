@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from mpistream.errors import StoreError
-from mpistream.store import Listable, LocalStore, MemoryStore, Readable, Store, Writable, open_store
+from mpistream.memory_store import MemoryStore
+from mpistream.store import Listable, LocalStore, Readable, Store, Writable, open_store
 
 DEADLINE = 30.0
 

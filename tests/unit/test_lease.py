@@ -25,7 +25,8 @@ import mpistream.lease as lease_module
 from mpistream.errors import FormatError, StoreError
 from mpistream.lease import Lease, LeaseKeeper, is_dead_at_once, read_lease, wait_until_free
 from mpistream.manifest import LEASE_KEY, stage_folder
-from mpistream.store import LocalStore, MemoryStore, Store
+from mpistream.memory_store import MemoryStore
+from mpistream.store import LocalStore, Store
 
 DEADLINE = 30.0
 FOLDER = stage_folder(1, 0)
