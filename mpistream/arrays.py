@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpistream.description import Shape
+from mpistream.description import Coordinate, Shape
 from mpistream.errors import SchemaError
 from mpistream.grid import ShardGrid
-from mpistream.names import fill_to_json
+from mpistream.names import check_name, fill_to_json
 from mpistream.zarr3.codecs import MAX_CHUNK_NBYTES, ChunkCodec
 from mpistream.zarr3.shard import ShardSpec
 
-__all__ = ["SERIES_CHUNK", "ArraySpec", "Role", "check_layout", "coordinate_chunks", "shape_over"]
+__all__ = [
+    "SERIES_CHUNK",
+    "ArraySpec",
+    "Role",
+    "check_layout",
+    "checked_array_dims",
+    "checked_dims",
+    "coordinate_chunks",
+    "shape_over",
+    "with_coordinates_attribute",
+]
 
 # On disk. Do not change; see FORMAT.md. Records a chunk of the time coordinate and of variables over time alone.
 SERIES_CHUNK = 1024
@@ -187,3 +198,63 @@ def coordinate_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
         if rest <= _COORDINATE_CHUNK_NBYTES:
             break
     return tuple(chunk)
+
+
+def checked_dims(dims: Mapping[str, int | None]) -> tuple[str, dict[str, int]]:
+    if not isinstance(dims, Mapping) or not dims:
+        raise SchemaError(f"dims {dims!r}: give a mapping dim -> length, the time dim first", kind="dims")
+    time_dim, *others = dims
+    if dims[time_dim] is not None:
+        raise SchemaError(
+            f"dim {time_dim!r} comes first, so it is the time dim: its length must be None, not {dims[time_dim]!r}",
+            kind="dims",
+        )
+    for dim in dims:
+        check_name("dim", dim)
+    sizes: dict[str, int] = {}
+    for dim in others:
+        n = dims[dim]
+        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+            raise SchemaError(
+                f"dim {dim!r} has length {n!r}; only the first dim grows, give an integer above 0",
+                kind="dims",
+            )
+        sizes[dim] = int(n)
+    return time_dim, sizes
+
+
+def checked_array_dims(
+    name: str, role: Role, dims: Sequence[str], time_dim: str, sizes: Mapping[str, int]
+) -> tuple[str, ...]:
+    if isinstance(dims, str):
+        raise SchemaError(f"variable {name!r}: dims {dims!r} is a string; give a tuple of names", kind="dims")
+    dims = tuple(dims)
+    for dim in dims:
+        if dim != time_dim and dim not in sizes:
+            raise SchemaError(f"variable {name!r}: dim {dim!r} is not among {(time_dim, *sizes)}", kind="dims")
+    if len(set(dims)) != len(dims):
+        raise SchemaError(f"variable {name!r}: dims {dims} name one dim twice", kind="dims")
+    if role in (Role.VARIABLE, Role.SERIES):
+        if dims[:1] != (time_dim,):
+            raise SchemaError(
+                f"variable {name!r}: dims {dims} must begin with the time dim {time_dim!r}; "
+                "a variable without time belongs into statics",
+                kind="dims",
+            )
+    elif time_dim in dims:
+        raise SchemaError(
+            f"{role.value} {name!r}: dims {dims} contain the time dim {time_dim!r}; put it into variables",
+            kind="dims",
+        )
+    return dims
+
+
+def with_coordinates_attribute(arrays: dict[str, ArraySpec], coords: Mapping[str, Coordinate]) -> dict[str, ArraySpec]:
+    """Name the auxiliary coordinates in each array's ``coordinates`` attribute (CF conventions, section 5)."""
+    auxiliary = [n for n in coords if arrays[n].dims != (n,)]
+    for name, array in arrays.items():
+        fitting = [n for n in auxiliary if set(arrays[n].dims) <= set(array.dims)]
+        if name not in coords and fitting and "coordinates" not in array.attrs:
+            attrs = MappingProxyType({**array.attrs, "coordinates": " ".join(fitting)})
+            arrays[name] = replace(array, attrs=attrs)
+    return arrays

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from mpistream.errors import StoreError
-from mpistream.store import Buffer
+from mpistream.local_store import Buffer
 
 __all__ = ["MemoryStore"]
 

@@ -29,13 +29,13 @@ from mpistream.errors import (
     error_to_json,
 )
 from mpistream.manifest import Manifest, stage_folder
-from mpistream.opening import Resumed
 from mpistream.options import Options
 from mpistream.owner import Owner, commit_error
 from mpistream.rank_writer import RankWriter, WriterStats
 from mpistream.reader import StoreReader
 from mpistream.record import Record
 from mpistream.region import Region
+from mpistream.resuming import Resumed
 from mpistream.schema import StreamSchema
 from mpistream.store import Store
 from mpistream.token import CommitReceipt, CommitToken

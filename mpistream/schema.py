@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpistream.arrays import SERIES_CHUNK, ArraySpec, Role, check_layout, coordinate_chunks, shape_over
+from mpistream.arrays import (
+    SERIES_CHUNK,
+    ArraySpec,
+    Role,
+    check_layout,
+    checked_array_dims,
+    checked_dims,
+    coordinate_chunks,
+    shape_over,
+    with_coordinates_attribute,
+)
 from mpistream.description import AppendTime, Coordinate, Shape, Variable
 from mpistream.errors import FormatError, SchemaError
 from mpistream.names import (
@@ -83,7 +93,7 @@ class StreamSchema:
         key_separator: str = "/",
         attrs: Mapping[str, Any] | None = None,
     ) -> None:
-        self.time_dim, sizes = _checked_dims(dims)
+        self.time_dim, sizes = checked_dims(dims)
         self.dims: Mapping[str, int | None] = MappingProxyType({self.time_dim: None, **sizes})
         if not isinstance(time, AppendTime):
             raise SchemaError(f"time is a {type(time).__name__}; give AppendTime(units=...)", kind="time")
@@ -119,10 +129,10 @@ class StreamSchema:
             if name in arrays or name == self.time_dim:
                 raise SchemaError(f"name {name!r} is used twice; names are unique in a stream", kind="name")
             arrays[name] = self._array(name, role, item, sizes)
-        return _with_coordinates_attribute(arrays, self.coords)
+        return with_coordinates_attribute(arrays, self.coords)
 
     def _array(self, name: str, role: Role, item: Variable | Coordinate, sizes: Mapping[str, int]) -> ArraySpec:
-        dims = _checked_array_dims(name, role, item.dims, self.time_dim, sizes)
+        dims = checked_array_dims(name, role, item.dims, self.time_dim, sizes)
         shape = tuple(sizes[d] for d in dims if d != self.time_dim)
         values = None
         if isinstance(item, Coordinate) and item.values is not None:
@@ -395,66 +405,6 @@ class StreamSchema:
     def __repr__(self) -> str:
         dims = ", ".join(f"{d}: {n}" for d, n in self.dims.items())
         return f"StreamSchema({dims}; {', '.join(self.variables)})"
-
-
-def _checked_dims(dims: Mapping[str, int | None]) -> tuple[str, dict[str, int]]:
-    if not isinstance(dims, Mapping) or not dims:
-        raise SchemaError(f"dims {dims!r}: give a mapping dim -> length, the time dim first", kind="dims")
-    time_dim, *others = dims
-    if dims[time_dim] is not None:
-        raise SchemaError(
-            f"dim {time_dim!r} comes first, so it is the time dim: its length must be None, not {dims[time_dim]!r}",
-            kind="dims",
-        )
-    for dim in dims:
-        check_name("dim", dim)
-    sizes: dict[str, int] = {}
-    for dim in others:
-        n = dims[dim]
-        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-            raise SchemaError(
-                f"dim {dim!r} has length {n!r}; only the first dim grows, give an integer above 0",
-                kind="dims",
-            )
-        sizes[dim] = int(n)
-    return time_dim, sizes
-
-
-def _checked_array_dims(
-    name: str, role: Role, dims: Sequence[str], time_dim: str, sizes: Mapping[str, int]
-) -> tuple[str, ...]:
-    if isinstance(dims, str):
-        raise SchemaError(f"variable {name!r}: dims {dims!r} is a string; give a tuple of names", kind="dims")
-    dims = tuple(dims)
-    for dim in dims:
-        if dim != time_dim and dim not in sizes:
-            raise SchemaError(f"variable {name!r}: dim {dim!r} is not among {(time_dim, *sizes)}", kind="dims")
-    if len(set(dims)) != len(dims):
-        raise SchemaError(f"variable {name!r}: dims {dims} name one dim twice", kind="dims")
-    if role in (Role.VARIABLE, Role.SERIES):
-        if dims[:1] != (time_dim,):
-            raise SchemaError(
-                f"variable {name!r}: dims {dims} must begin with the time dim {time_dim!r}; "
-                "a variable without time belongs into statics",
-                kind="dims",
-            )
-    elif time_dim in dims:
-        raise SchemaError(
-            f"{role.value} {name!r}: dims {dims} contain the time dim {time_dim!r}; put it into variables",
-            kind="dims",
-        )
-    return dims
-
-
-def _with_coordinates_attribute(arrays: dict[str, ArraySpec], coords: Mapping[str, Coordinate]) -> dict[str, ArraySpec]:
-    """Name the auxiliary coordinates in each array's ``coordinates`` attribute (CF conventions, section 5)."""
-    auxiliary = [n for n in coords if arrays[n].dims != (n,)]
-    for name, array in arrays.items():
-        fitting = [n for n in auxiliary if set(arrays[n].dims) <= set(array.dims)]
-        if name not in coords and fitting and "coordinates" not in array.attrs:
-            attrs = MappingProxyType({**array.attrs, "coordinates": " ".join(fitting)})
-            arrays[name] = replace(array, attrs=attrs)
-    return arrays
 
 
 def schema_fingerprint(schema: StreamSchema | str | bytes) -> str:

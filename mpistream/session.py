@@ -14,15 +14,17 @@ from typing import Any
 
 from mpistream.agreement import Channel
 from mpistream.comm import connect
+from mpistream.creating import CreateRequest
 from mpistream.epoch import EpochState, Share
 from mpistream.errors import MPIStreamError, SchemaError, StoreError, error_from_json, error_to_json
 from mpistream.manifest import Manifest, nonce_key, stage_folder
-from mpistream.opening import Claim, CreateRequest, Resumed, ResumeRequest, claim
+from mpistream.opening import Claim, claim
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner
 from mpistream.parallel import StreamWriter
 from mpistream.rank_writer import RankWriter
 from mpistream.region import Region
+from mpistream.resuming import Resumed, ResumeRequest
 from mpistream.schema import StreamSchema
 from mpistream.store import Store, open_store
 

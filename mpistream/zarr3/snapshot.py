@@ -14,8 +14,9 @@ from zarr.abc.store import ByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 
 from mpistream.errors import StoreError
+from mpistream.local_store import LocalStore
 from mpistream.manifest import Manifest
-from mpistream.store import LocalStore, Store
+from mpistream.store import Store
 from mpistream.zarr3.metadata import GROUP_KEY, make_documents
 
 __all__ = ["open_group"]

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from mpistream.errors import StoreError
+from mpistream.local_store import LocalStore
 from mpistream.memory_store import MemoryStore
-from mpistream.store import Listable, LocalStore, Readable, Store, Writable, open_store
+from mpistream.store import Listable, Readable, Store, Writable, open_store
 
 DEADLINE = 30.0
 

@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 import mpistream.lease as lease_module
 from mpistream.errors import FormatError, StoreError
 from mpistream.lease import Lease, LeaseKeeper, is_dead_at_once, read_lease, wait_until_free
+from mpistream.local_store import LocalStore
 from mpistream.manifest import LEASE_KEY, stage_folder
 from mpistream.memory_store import MemoryStore
-from mpistream.store import LocalStore, Store
+from mpistream.store import Store
 
 DEADLINE = 30.0
 FOLDER = stage_folder(1, 0)

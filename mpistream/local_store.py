@@ -1,0 +1,304 @@
+"""A folder on a POSIX file system as a store."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from mpistream.errors import StoreError
+
+__all__ = ["Buffer", "LocalStore"]
+
+Buffer = Any  # anything with the buffer protocol: bytes, memoryview, a contiguous numpy array
+
+# Linux takes at most IOV_MAX = 1,024 pieces in one writev (POSIX <limits.h>).
+_IOV_MAX = 1024
+# A fenced writer's file can appear in a folder while it is deleted. Each try removes what it finds; with a
+# writer that does nothing else, about every second one still meets a new file.
+_DELETE_TRIES = 100
+# How often in a row an object may be replaced right between the open and the read of it, on NFS.
+_STALE_TRIES = 10
+
+
+def _is_gone(error: OSError) -> bool:
+    # NFS answers ESTALE for a folder that another host renamed or removed.
+    return error.errno in (errno.ENOENT, errno.ESTALE)
+
+
+def _folders_of(keys: Iterable[str]) -> list[str]:
+    """Return the folders whose entries name ``keys``, deepest first; the root only for keys right in it."""
+    folders: set[str] = set()
+    for key in keys:
+        folder = key.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
+        if "/" not in key:
+            folders.add("")
+    return sorted(folders, key=lambda f: (f == "", -f.count("/"), f))
+
+
+def _exists(path: str) -> bool:
+    # Not os.path.lexists: that takes any error for absence, and absence means "fenced" or "deleted" here.
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+class _FileReader:
+    __slots__ = ("_fd", "_name", "nbytes")
+
+    def __init__(self, fd: int, name: str) -> None:
+        self._fd = fd
+        self._name = name
+        self.nbytes = os.fstat(fd).st_size
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        try:
+            data = os.pread(self._fd, nbytes, offset)
+            # One pread gives at most 2 GiB - 4 KiB and may be cut short by a signal.
+            while len(data) < nbytes and (more := os.pread(self._fd, nbytes - len(data), offset + len(data))):
+                data += more
+        except OSError as error:
+            raise StoreError(f"read {self._name}: {error.strerror}", kind="io", errno=error.errno) from error
+        return data
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class LocalStore:
+    """A folder on a POSIX file system, shared by all ranks.
+
+    Parameters
+    ----------
+    root
+        The folder; it need not exist yet.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = os.path.abspath(os.fspath(root))
+        self.url = self.root
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self.root!r})"
+
+    def _path(self, key: str) -> str:
+        return f"{self.root}/{key}" if key else self.root
+
+    @contextlib.contextmanager
+    def _errors(self, what: str, key: str, *, may_be_gone: bool = False) -> Iterator[None]:
+        """Translate every OSError at this one boundary."""
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            message = f"{what} {self._path(key)}: {error.strerror or error}"
+            kind = "gone" if may_be_gone and _is_gone(error) else "io"
+            raise StoreError(message, kind=kind, errno=error.errno) from error
+
+    # Readable
+
+    def read(self, key: str) -> bytes | None:
+        for _ in range(_STALE_TRIES):
+            try:
+                return self._read_once(key)
+            except StoreError as error:
+                # NFS: another host replaced the object after it was opened. The new one is whole, too.
+                if error.errno != errno.ESTALE:
+                    raise
+        return self._read_once(key)
+
+    def _read_once(self, key: str) -> bytes | None:
+        reader = self.open(key)
+        if reader is None:
+            return None
+        try:
+            return reader.read(0, reader.nbytes)
+        finally:
+            reader.close()
+
+    def open(self, key: str) -> _FileReader | None:
+        with self._errors("open", key):
+            try:
+                fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            try:
+                if not stat.S_ISDIR(os.fstat(fd).st_mode):
+                    return _FileReader(fd, self._path(key))
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+            return None
+
+    # Listable
+
+    def list(self, prefix: str = "") -> list[str]:
+        with self._errors("list", prefix):
+            try:
+                return sorted(os.listdir(self._path(prefix)))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    # Writable
+
+    def make_folder(self, key: str, *, parents: bool = True) -> None:
+        missing = [self._path(key)]
+        with self._errors("make folder", key, may_be_gone=not parents):
+            while parents and not os.path.isdir(above := os.path.dirname(missing[-1])):
+                missing.append(above)
+            for path in reversed(missing):
+                try:
+                    os.mkdir(path)
+                except FileExistsError:
+                    if not os.path.isdir(path):
+                        raise
+                    continue
+                if parents:
+                    # The folder above the store's root may be one that can be written but not read.
+                    with contextlib.suppress(PermissionError):
+                        _sync_path(os.path.dirname(path))
+
+    def create(self, key: str, data: bytes) -> bool:
+        with self._errors("create", key):
+            try:
+                fd = os.open(self._path(key), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            except FileExistsError:
+                return False
+            with self._removed_on_failure(key):
+                try:
+                    _write_all(fd, [data])
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                _sync_path(self._path(key.rpartition("/")[0]))
+        return True
+
+    def stage(self, key: str, pieces: Sequence[Buffer], *, sync: bool) -> int:
+        with self._errors("stage", key, may_be_gone=True):
+            fd = os.open(self._path(key), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            with self._removed_on_failure(key):
+                try:
+                    nbytes = _write_all(fd, pieces)
+                    if sync:
+                        os.fsync(fd)
+                finally:
+                    os.close(fd)
+        return nbytes
+
+    @contextlib.contextmanager
+    def _removed_on_failure(self, key: str) -> Iterator[None]:
+        """Give the space back: on a full disk it is what the next try needs."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(key))
+            raise
+
+    def place(self, staged: str, key: str) -> None:
+        source, target = self._path(staged), self._path(key)
+        with self._errors(f"place {source} as", key, may_be_gone=True):
+            try:
+                os.rename(source, target)
+            except OSError as error:
+                # ENOENT has two causes: the staged file is gone, or the folder of the key is not made yet.
+                if not _is_gone(error) or not _exists(source):
+                    raise
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                os.rename(source, target)
+
+    def sync_folders(self, keys: Iterable[str]) -> None:
+        for folder in _folders_of(keys):
+            with self._errors("sync folder", folder, may_be_gone=True):
+                _sync_path(self._path(folder))
+
+    def move(self, source: str, target: str) -> bool:
+        with self._errors("move", source):
+            if not _exists(self._path(source)):
+                return False
+            os.makedirs(os.path.dirname(self._path(target)), exist_ok=True)
+            try:
+                os.rename(self._path(source), self._path(target))
+            except OSError as error:
+                if _is_gone(error) and not _exists(self._path(source)):
+                    return False
+                raise
+        self.sync_folders([source, target])
+        return True
+
+    def copy(self, source: str, target: str) -> bool:
+        # Under its final name a copy is always whole: written beside it, synced, then renamed.
+        data = self.read(source)
+        if data is None:
+            return False
+        self.make_folder(target.rpartition("/")[0])
+        self.delete(f"{target}.partial")
+        self.stage(f"{target}.partial", [data], sync=True)
+        self.place(f"{target}.partial", target)
+        self.sync_folders([target])
+        return True
+
+    def delete(self, key: str) -> bool:
+        with self._errors("delete", key):
+            try:
+                os.unlink(self._path(key))
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+        return True
+
+    def delete_tree(self, key: str) -> None:
+        path = self._path(key)
+        with self._errors("delete", key):
+            if os.path.islink(path) or not os.path.isdir(path):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(path)
+                return
+            for last in [*[False] * (_DELETE_TRIES - 1), True]:
+                try:
+                    shutil.rmtree(path)
+                    return
+                except OSError as error:
+                    if not _exists(path):
+                        return
+                    if last or error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.ESTALE):
+                        raise
+                # Someone else adds or deletes below: a walk that doesn't stop at that.
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync_path(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, pieces: Sequence[Buffer]) -> int:
+    """Write all pieces one after the other with as few calls as the system allows."""
+    # A view without bytes can't be cast when its shape has a zero, and there is nothing to write.
+    views = [v.cast("B") for p in pieces if (v := memoryview(p)).nbytes]
+    total = sum(v.nbytes for v in views)
+    first = 0
+    while first < len(views):
+        n = os.writev(fd, views[first : first + _IOV_MAX])
+        # A short write is legal (a signal, a nearly full disk): go on behind it.
+        while first < len(views) and n >= views[first].nbytes:
+            n -= views[first].nbytes
+            first += 1
+        if n:
+            views[first] = views[first][n:]
+    return total

@@ -1,0 +1,213 @@
+"""A store that is there: what ``write_resume`` does on the owner."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpistream.arrays import SERIES_CHUNK
+from mpistream.commit import recover
+from mpistream.epoch import EpochState, prove_epoch
+from mpistream.errors import ResumeError, SchemaError
+from mpistream.layout import decompose
+from mpistream.manifest import (
+    FOLDER,
+    MANIFEST_KEY,
+    Manifest,
+    stage_folder,
+)
+from mpistream.opening import Claim, checked_regions, log_plan, put_layout, put_manifest
+from mpistream.options import Options
+from mpistream.owner import Owner, put_documents
+from mpistream.recovery import remove_uncommitted, set_aside_dropped, tidy
+from mpistream.rows import read_series_chunk
+from mpistream.schema import StreamSchema
+from mpistream.staging import Stager
+from mpistream.store import Store
+from mpistream.zarr3.codecs import ChunkCodec
+from mpistream.zarr3.metadata import GROUP_KEY, Documents, chunk_key, make_documents
+
+__all__ = ["ResumeRequest", "Resumed", "read_manifest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """What `write_resume` found and did."""
+
+    n_dropped: int
+    """Committed records behind ``at`` that are no longer committed."""
+    last_t: float | None
+    """Time of the last record that is kept."""
+    at: float | None
+    previous_epoch: int
+
+
+def read_manifest(store: Store) -> Manifest | None:
+    """Return the committed state of a store, None when there is none.
+
+    Not collective.
+
+    Raises
+    ------
+    FormatError
+        When the manifest is damaged.
+    """
+    data = store.read(MANIFEST_KEY)
+    return None if data is None else Manifest.from_bytes(data)
+
+
+class ResumeRequest:
+    """A call of ``write_resume``.
+
+    Parameters
+    ----------
+    schema
+        The caller's schema, to be compared, or None.
+    at
+        Records behind this time are dropped; None keeps all.
+    expect_last_t
+        The time that the last kept record must have, None: any.
+    """
+
+    def __init__(self, schema: StreamSchema | None, *, at: float | None, expect_last_t: float | None) -> None:
+        self._given = schema
+        self._at = _time("at", at)
+        self._expect = _time("expect_last_t", expect_last_t)
+
+    def digest_parts(self) -> list[Any]:
+        """Return what must be the same on every rank."""
+        return [None if self._given is None else self._given.to_json(), self._at, self._expect]
+
+    def check(self, store: Store, regions: Sequence[Any]) -> EpochState:
+        """Check the request against the store; nothing is written.
+
+        Raises
+        ------
+        ResumeError
+            When there is nothing to resume, the schema is another one, or the last time is not as expected.
+        SchemaError, AlignmentError, TilingError
+            For regions that don't fit.
+        """
+        manifest = self._read(store)
+        if self._given is not None:
+            _check_same_schema(self._given, manifest)
+        n_keep, last_t, _ = self._cut(store, manifest)
+        if self._expect is not None and last_t != self._expect:
+            raise ResumeError(
+                f"the last record that is kept has t = {last_t!r}, expected was {self._expect!r} "
+                f"({n_keep} of {manifest.n_records} records kept): the checkpoint and the output differ; "
+                "start from an older checkpoint, or pass at= to drop records",
+                kind="last_t",
+            )
+        given = checked_regions(regions, manifest.schema)
+        return prove_epoch(manifest.schema, given or decompose(manifest.schema, len(regions)))
+
+    def _read(self, store: Store) -> Manifest:
+        manifest = read_manifest(store)
+        if manifest is None:
+            what = "was never created whole" if FOLDER in store.list() else "is not a stream"
+            raise ResumeError(f"{store.url} {what}; there is nothing to resume, use write_open", kind="no_store")
+        return manifest
+
+    def _cut(self, store: Store, manifest: Manifest) -> tuple[int, float | None, list[float]]:
+        """Return how many records stay, the last of their times, and the times that go."""
+        n = manifest.n_records
+        if self._at is None or n == 0:
+            return n, manifest.last_t, []
+        times = _Times(store, manifest)
+        n_keep = bisect.bisect_right(range(n), self._at, key=times.at)
+        return n_keep, times.at(n_keep - 1) if n_keep else None, [times.at(i) for i in range(n_keep, n)]
+
+    def begin(self, store: Store, claimed: Claim, epoch: EpochState, options: Options) -> tuple[Owner, Resumed]:
+        """Recover: new manifest, then documents, then set aside what was dropped.
+
+        Every step can be done again from the manifest, so a resume that dies is finished by the next one.
+        """
+        stager = Stager(store, stage_folder(claimed.epoch, 0), claimed.epoch, threads=0, max_pending_nbytes=1)
+        # Read again: between the check and the claim a writer may have committed, from here on none can.
+        old = self._read(store)
+        n_keep, last_t, dropped_times = self._cut(store, old)
+        manifest = recover(
+            old,
+            epoch=claimed.epoch,
+            run_id=claimed.run_id,
+            n_keep=n_keep,
+            last_t=last_t,
+            dropped_times=dropped_times,
+            layout_digest=put_layout(store, claimed.epoch, epoch.regions),
+        )
+        put_manifest(store, stager, manifest)
+        documents = make_documents(manifest.schema)
+        _put_all_documents(store, stager, documents, n_keep)
+        set_aside_dropped(store, manifest)
+        remove_uncommitted(store, manifest)
+        tidy(store, claimed.epoch)
+        log_plan(store, manifest.schema, epoch)
+        resumed = Resumed(n_dropped=len(dropped_times), last_t=last_t, at=self._at, previous_epoch=old.epoch)
+        return Owner(store, manifest, epoch, documents, claimed.keeper, options), resumed
+
+
+def _time(what: str, t: Any) -> float | None:
+    if t is None:
+        return None
+    try:
+        value = float(t)
+    except (TypeError, ValueError) as error:
+        raise SchemaError(f"{what} = {t!r} is not a number; give it in the schema's time units", kind="time") from error
+    if math.isnan(value):
+        raise SchemaError(f"{what} is NaN; give a time in the schema's units, or leave it out", kind="time")
+    return value
+
+
+def _check_same_schema(given: StreamSchema, manifest: Manifest) -> None:
+    given = given.with_layout_of(manifest.schema)
+    stored = manifest.schema
+    if given.fingerprint() != manifest.fingerprint:
+        differing = [
+            f"{name!r}"
+            for name in sorted({*given.arrays, *stored.arrays})
+            if name not in given.arrays
+            or name not in stored.arrays
+            or (given.arrays[name].to_json() != stored.arrays[name].to_json())
+        ]
+        if dict(given.dims) != dict(stored.dims):
+            differing.insert(0, f"dims {dict(given.dims)} instead of {dict(stored.dims)}")
+        raise ResumeError(
+            f"the given schema is not the store's: they differ in {', '.join(differing) or 'time or key separator'}; "
+            "leave schema out to take the store's",
+            kind="schema",
+        )
+    if given.coordinates_digest() != manifest.coordinates_digest and any(
+        a.values is not None for a in given.arrays.values()
+    ):
+        raise ResumeError("the given schema's coordinate values are not the store's", kind="coordinates")
+
+
+class _Times:
+    """Stored times by index; reads the chunks it is asked for, each once."""
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self._store = store
+        self._array = manifest.schema.time_array
+        self._separator = manifest.schema.key_separator
+        self._codec = ChunkCodec(self._array.chain, self._array.dtype)
+        self._chunks: dict[int, Any] = {}
+
+    def at(self, i: int) -> float:
+        chunk, offset = divmod(i, SERIES_CHUNK)
+        if chunk not in self._chunks:
+            key = chunk_key(self._array.name, self._separator, (chunk,))
+            self._chunks[chunk] = read_series_chunk(self._store, self._codec, key)
+        return float(self._chunks[chunk][offset])
+
+
+def _put_all_documents(store: Store, stager: Stager, documents: Documents, n_records: int) -> None:
+    put_documents(
+        store,
+        stager,
+        {GROUP_KEY: documents.group(n_records), **documents.arrays(n_records, growing_only=False)},
+        sync=True,
+    )
