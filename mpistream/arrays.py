@@ -173,6 +173,11 @@ def check_layout(
 ) -> None:
     """Check the lengths that are known; a layout that is open in part is checked again when it is resolved."""
     for dim, s, c in zip(dims, shard, chunk, strict=True):
+        if any(n is not None and n < 1 for n in (s, c)):
+            raise SchemaError(
+                f"variable {name!r}: dim {dim!r} has shard length {s} and inner chunk length {c}; both must be above 0",
+                kind="layout",
+            )
         if s is not None and c is not None and s % c:
             raise SchemaError(
                 f"variable {name!r}: shard length {s} of dim {dim!r} is not a multiple of the inner chunk's {c}; "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,10 +110,15 @@ def parse_json(key: str, data: bytes) -> dict[str, Any]:
             raise ValueError("a name stands twice in one object")
         return found
 
+    def finite(text: str) -> float:
+        if not math.isfinite(value := float(text)):
+            raise ValueError(f"{text} is not a finite number")
+        return value
+
     if len(data) > _MAX_NBYTES:
         raise FormatError(f"{key}: {len(data)} bytes, at most {_MAX_NBYTES} are read", kind="json")
     try:
-        document = json.loads(data, object_pairs_hook=unique)
+        document = json.loads(data, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{key}: not valid JSON: {error}", kind="json") from error
     if not isinstance(document, dict):
@@ -287,17 +293,19 @@ class Manifest:
                 times_digest=f"{int(document['times_digest'], 16):064x}",
                 layout_digest=str(document["layout_digest"]),
             )
+            if manifest.n_records < 0 or manifest.committed != (
+                ((0, manifest.n_records),) if manifest.n_records else ()
+            ):
+                raise FormatError(
+                    f"{manifest.n_records} records, but committed ranges {manifest.committed}",
+                    kind="manifest",
+                )
+            if not manifest.schema.is_resolved or manifest.schema.fingerprint() != manifest.fingerprint:
+                raise FormatError("the schema does not have the fingerprint that stands beside it", kind="manifest")
         except FormatError as error:
             raise FormatError(f"{key}: {error}", kind=error.kind) from error
-        except (KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{key}: damaged: {type(error).__name__}: {error}", kind="manifest") from error
-        if manifest.n_records < 0 or manifest.committed != (((0, manifest.n_records),) if manifest.n_records else ()):
-            raise FormatError(
-                f"{key}: {manifest.n_records} records, but committed ranges {manifest.committed}",
-                kind="manifest",
-            )
-        if not manifest.schema.is_resolved or manifest.schema.fingerprint() != manifest.fingerprint:
-            raise FormatError(f"{key}: the schema does not have the fingerprint that stands beside it", kind="manifest")
         return manifest
 
 

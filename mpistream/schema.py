@@ -315,7 +315,7 @@ class StreamSchema:
         """
         try:
             return cls._from_json(document)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise FormatError(f"the schema is damaged: {type(error).__name__}: {error}", kind="schema") from error
 
     @classmethod
@@ -349,6 +349,8 @@ class StreamSchema:
         )
         schema = schema.with_layout({n: (s, c) for n, (s, c, _) in layout.items()})
         # A coordinate's chain has no place in Coordinate: it came from the schema's codec profile.
+        for name, array in schema.arrays.items():
+            ChunkCodec(layout[name][2], array.dtype)
         schema.arrays = MappingProxyType({n: replace(a, chain=tuple(layout[n][2])) for n, a in schema.arrays.items()})
         return schema
 
