@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,7 +84,7 @@ class CreateRequest:
                 stager.place(objects, sync=True)
         put_documents(store, stager, documents.arrays(0, growing_only=False), sync=True)
         manifest = Manifest.first(
-            store_id=uuid.uuid4().hex,
+            store_id=os.urandom(16).hex(),
             run_id=claimed.run_id,
             epoch=claimed.epoch,
             schema=schema,

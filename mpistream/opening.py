@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import uuid
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +73,7 @@ def claim(store: Store, options: Options, *, takeover: bool) -> Claim:
         When another process claimed a later epoch at the same time.
     """
     wait_until_free(store, takeover=takeover)
-    run_id = uuid.uuid4().hex
+    run_id = os.urandom(16).hex()
     store.make_folder(EPOCHS_FOLDER)
     store.make_folder(STAGE_FOLDER)
     epoch = (highest_epoch(store) or 0) + 1
@@ -95,7 +95,7 @@ def claim(store: Store, options: Options, *, takeover: bool) -> Claim:
     if highest != epoch:
         raise FencedError(f"{store.url}: epoch {highest} was claimed at the same time as epoch {epoch}; this one ends")
     keeper = LeaseKeeper(store, Lease.of_this_process(run_id, options.lease_ttl), stage_folder(epoch, 0))
-    nonce = uuid.uuid4().hex
+    nonce = os.urandom(16).hex()
     store.create(nonce_key(epoch), nonce.encode())
     keeper.write()
     keeper.start()

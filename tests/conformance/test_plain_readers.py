@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import mpistream as ms
-from tests.support.scene import DTYPES, QUICK, READERS, any_bits, append_schema, differing, open_xarray
+from tests.support.plain import DTYPES, QUICK, READERS, any_bits, append_schema, differing, open_xarray
 
 NY, NX = 7, 5
 N_RECORDS = 11
@@ -34,17 +34,23 @@ class Layout:
 
 
 LAYOUTS = [
-    *(
-        Layout(row=row, inner_time=inner, separator=separator)
-        for row, inner in [(1, 1), (4, 1), (4, 2), (4, 4), (8, 1), (8, 4)]
-        for separator in "/."
-    ),
-    *(
-        Layout(row=row, inner_time=inner, codec=codec)
-        for codec in ("compact", "diagnostic", "checkpoint", "wasm", "none")
-        for row, inner in [(1, 1), (8, 2)]
-    ),
+    Layout(),
+    Layout(separator="."),
+    Layout(row=4),
+    Layout(row=4, inner_time=2, separator="."),
+    Layout(row=8),
+    Layout(row=8, inner_time=4, separator="."),
+    Layout(codec="compact", row=4, inner_time=4),
+    Layout(codec="diagnostic", row=8, inner_time=2, separator="."),
+    Layout(codec="checkpoint", row=8, separator="."),
+    Layout(codec="wasm", row=4, inner_time=2),
+    Layout(codec="wasm", separator="."),
+    Layout(codec="none", row=8, inner_time=4),
+    Layout(codec="none"),
 ]
+# xarray reads through zarr-python, so that not every layout is new to it.
+XARRAY_LAYOUTS = [Layout(), Layout(row=8, inner_time=4, separator="."), Layout(codec="wasm", row=4, inner_time=2)]
+STATIC_DTYPES = ("bool", "uint64", "float16", "complex128")
 
 
 def fill_of(dtype: np.dtype[Any]) -> Any:
@@ -69,7 +75,7 @@ def scene_schema(layout: Layout) -> ms.StreamSchema:
             "count": ms.Variable(("time",), "int32"),
         },
         statics={
-            **{f"s_{dtype}": ms.Variable(("y", "x"), dtype) for dtype in DTYPES},
+            **{f"s_{dtype}": ms.Variable(("y", "x"), dtype) for dtype in STATIC_DTYPES},
             "version": ms.Variable((), "int16"),
         },
         coords={
@@ -90,7 +96,7 @@ def write_scene(path: Path, layout: Layout) -> dict[str, NDArray[Any]]:
     variables = {f"v_{dtype}": np.stack([record_of(dtype, i) for i in range(N_RECORDS)]) for dtype in DTYPES}
     variables["column"] = any_bits("float32", (N_RECORDS, NY), 1)
     variables["count"] = any_bits("int32", (N_RECORDS,), 2)
-    statics = {f"s_{dtype}": any_bits(dtype, (NY, NX), 99) for dtype in DTYPES}
+    statics = {f"s_{dtype}": any_bits(dtype, (NY, NX), 99) for dtype in STATIC_DTYPES}
     statics["version"] = np.array(-7, "int16")
     statics["lat"] = any_bits("float64", (NY, NX), 3)
     times = np.arange(N_RECORDS) * 0.1 + 1 / 3
@@ -110,8 +116,9 @@ def test_every_reader_sees_every_bit(tmp_path: Path, layout: Layout) -> None:
     """Variables, statics, coordinates and time of a store are bitwise the same for each plain reader."""
     path = tmp_path / "run.zarr"
     expected = write_scene(path, layout)
-    found = {name: differing(read(path, list(expected)), expected) for name, read in READERS.items()}
-    assert found == dict.fromkeys(READERS, [])
+    readers = [name for name in READERS if layout in XARRAY_LAYOUTS or not name.startswith("xarray")]
+    found = {name: differing(READERS[name](path, list(expected)), expected) for name in readers}
+    assert found == {name: [] for name in readers}
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(row=8, inner_time=2, separator=".")], ids=str)

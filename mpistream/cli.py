@@ -1,0 +1,191 @@
+"""The command line: ``mpistream info URL``. Only `mpistream.__main__` imports this room, it loads typer and rich."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mpistream._version import __version__
+from mpistream.errors import MPIStreamError
+from mpistream.info import describe, short_chain
+
+__all__ = ["app"]
+
+# Without a terminal nothing limits a line: whoever reads a log or a pipe must not get half a table.
+_NO_LIMIT = 100_000
+
+app = typer.Typer(
+    name="mpistream",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"mpistream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Look into stores that mpistream wrote."""
+    # With a callback typer keeps `info` a subcommand, though it is the only one.
+
+
+@app.command(help="Print what a store holds, how it lies on disk and how large it is.")
+def info(
+    url: Annotated[str, typer.Argument(help="Folder of the store.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print what a store holds, how it lies on disk and how large it is.
+
+    Not collective.
+
+    Parameters
+    ----------
+    url
+        Folder of the store.
+    as_json
+        Print one JSON object, see `mpistream.info.describe`.
+
+    Notes
+    -----
+    Writes nothing and reads no chunk. Exit code 1 and one line on stderr when there is no store, or a damaged one.
+    """
+    try:
+        facts = describe(url)
+    except MPIStreamError as error:
+        typer.echo(f"error: {_line(error)}", err=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2, allow_nan=False))
+    else:
+        console = _console()
+        with console.capture() as captured:
+            _show(facts, console)
+        # Tables pad their last column, too.
+        typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _console() -> Console:
+    is_terminal = sys.stdout.isatty()
+    return Console(
+        width=None if is_terminal else _NO_LIMIT,
+        color_system="auto" if is_terminal else None,
+        # Names and titles are the user's: brackets and colons in them mean nothing.
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def _line(value: object) -> str:
+    """Return a value's text as one line without control characters."""
+    return "".join(c if c.isprintable() else " " for c in " ".join(str(value).split()))
+
+
+def _show(facts: Mapping[str, Any], console: Console) -> None:
+    lines = Table.grid(padding=(0, 2), pad_edge=False)
+    lines.add_column(style="bold")
+    lines.add_column(overflow="fold")
+    for name, text in _summary(facts).items():
+        lines.add_row(name, text)
+    console.print(lines)
+    console.print()
+    console.print(_table("Layout", _LAYOUT, facts["arrays"]))
+    console.print()
+    console.print(_table("On disk", _ON_DISK, facts["arrays"]))
+
+
+def _summary(facts: Mapping[str, Any]) -> dict[str, str]:
+    last_t = "none"
+    if facts["last_t"] is not None:
+        date = f" ({facts['last_date']})" if facts["last_date"] is not None else ""
+        last_t = f"{facts['last_t']!r} {_line(facts['time_units'])}{date}"
+    statics = [f"{_line(n)} {'committed' if c else 'not committed'}" for n, c in facts["statics"].items()]
+    dropped = "none"
+    if facts["n_dropped"]:
+        parts = [f"{d['start']} to {d['stop'] - 1} by epoch {d['epoch']}" for d in facts["dropped"]]
+        dropped = f"{facts['n_dropped']} records kept aside until the next commit: {', '.join(parts)}"
+    return {
+        "store": _line(facts["url"]),
+        "title": "none" if facts["title"] is None else _line(facts["title"]),
+        "records": str(facts["n_records"]),
+        "last t": last_t,
+        "dims": ", ".join(f"{_line(d)} {n}" for d, n in facts["dims"].items()),
+        "commit": f"{facts['commit_seq']} in epoch {facts['epoch']}",
+        "run id": _line(facts["run_id"]),
+        "statics": ", ".join(statics) or "none",
+        "dropped": dropped,
+        "on disk": f"{_size(facts['nbytes_on_disk'])} in {facts['n_files']} files, {_size(facts['nbytes'])} of values, "
+        f"ratio {_ratio(facts['ratio'])}",
+    }
+
+
+_Column = tuple[str, bool, Callable[[Mapping[str, Any]], str]]
+
+# Heading, whether numbers stand in it, text of an array.
+_LAYOUT: Sequence[_Column] = (
+    ("array", False, lambda a: _line(a["name"])),
+    ("dims", False, lambda a: ", ".join(map(_line, a["dims"])) or "-"),
+    ("dtype", False, lambda a: a["dtype"]),
+    ("shape", True, lambda a: _shape(a["shape"])),
+    ("shard", True, lambda a: _shape(a["shard_shape"])),
+    ("inner chunk", True, lambda a: _shape(a["chunk_shape"])),
+    ("row", True, lambda a: "-" if a["row_length"] is None else str(a["row_length"])),
+)
+_ON_DISK: Sequence[_Column] = (
+    ("array", False, lambda a: _line(a["name"])),
+    ("codecs", False, lambda a: _line(short_chain(a["codecs"]))),
+    ("objects a record", True, lambda a: _per_record(a["n_objects_per_record"])),
+    ("objects", True, lambda a: str(a["n_objects"])),
+    ("values", True, lambda a: _size(a["nbytes"])),
+    ("size", True, lambda a: _size(a["nbytes_on_disk"])),
+    ("ratio", True, lambda a: _ratio(a["ratio"])),
+)
+
+
+def _table(title: str, columns: Sequence[_Column], arrays: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading, is_number, _ in columns:
+        table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
+    for array in arrays:
+        table.add_row(*(text(array) for _, _, text in columns))
+    return table
+
+
+def _shape(shape: Sequence[int] | None) -> str:
+    return " x ".join(map(str, shape)) if shape else "-"
+
+
+def _per_record(value: float | None) -> str:
+    if value is None:
+        return "-"
+    # A row of many records: 1/1024 says more than 0.0009766.
+    return f"1/{1 / value:.0f}" if value < 1 and (1 / value).is_integer() else f"{value:.4g}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:  # noqa: PLR2004
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.4g} TiB"
