@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpistream.block import as_array, keeps_values
 from mpistream.description import Coordinate, Shape
-from mpistream.errors import SchemaError
+from mpistream.errors import FormatError, SchemaError
 from mpistream.grid import ShardGrid
-from mpistream.names import check_name, fill_to_json
-from mpistream.zarr3.codecs import MAX_CHUNK_NBYTES, ChunkCodec
+from mpistream.names import check_name, fill_to_json, stored_dtype
+from mpistream.zarr3.codecs import MAX_CHUNK_NBYTES, ChunkCodec, profile_chain
 from mpistream.zarr3.shard import ShardSpec
 
 __all__ = [
@@ -26,7 +27,9 @@ __all__ = [
     "check_layout",
     "checked_array_dims",
     "checked_dims",
+    "codec_chain",
     "coordinate_chunks",
+    "coordinate_values",
     "shape_over",
     "with_coordinates_attribute",
 ]
@@ -154,6 +157,8 @@ class ArraySpec:
 
 def shape_over(what: str, dims: Sequence[str], shape: Shape | None, default: Shape | None) -> list[int | None]:
     """Return a shard or chunk shape over ``dims``; None where neither ``shape`` nor ``default`` says."""
+    if shape is not None and not isinstance(shape, Mapping | Sequence):
+        raise SchemaError(f"{what} {shape!r}: give a mapping dim -> length or a sequence over the dims", kind="layout")
     if shape is not None and not isinstance(shape, Mapping):
         if len(shape) != len(dims):
             raise SchemaError(f"{what} {tuple(shape)} has {len(shape)} lengths for {len(dims)} dims", kind="layout")
@@ -231,8 +236,8 @@ def checked_dims(dims: Mapping[str, int | None]) -> tuple[str, dict[str, int]]:
 def checked_array_dims(
     name: str, role: Role, dims: Sequence[str], time_dim: str, sizes: Mapping[str, int]
 ) -> tuple[str, ...]:
-    if isinstance(dims, str):
-        raise SchemaError(f"variable {name!r}: dims {dims!r} is a string; give a tuple of names", kind="dims")
+    if isinstance(dims, str) or not isinstance(dims, Sequence) or not all(isinstance(d, str) for d in dims):
+        raise SchemaError(f"variable {name!r}: dims {dims!r}: give a tuple of names", kind="dims")
     dims = tuple(dims)
     for dim in dims:
         if dim != time_dim and dim not in sizes:
@@ -263,3 +268,56 @@ def with_coordinates_attribute(arrays: dict[str, ArraySpec], coords: Mapping[str
             attrs = MappingProxyType({**array.attrs, "coordinates": " ".join(fitting)})
             arrays[name] = replace(array, attrs=attrs)
     return arrays
+
+
+def coordinate_values(name: str, item: Coordinate, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the values of a coordinate in its dtype on disk, as a read-only copy.
+
+    Not collective.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``shape`` or ``dtype``.
+    """
+    given = as_array(f"coordinate {name!r}", item.values)
+    if given.shape != shape:
+        raise SchemaError(f"coordinate {name!r}: values of shape {given.shape}, its dims have {shape}", kind="shape")
+    dtype = stored_dtype(f"coordinate {name!r}", given.dtype if item.dtype is None else item.dtype)
+    if given.dtype.kind == "c" and dtype.kind != "c":
+        values = None
+    else:
+        with np.errstate(all="ignore"):
+            values = np.array(given, dtype, order="C")
+    # Lists of Python ints have a dtype by accident, so equal values are as good as a safe cast.
+    if values is None or not (
+        keeps_values(given.dtype, dtype) or np.array_equal(values, given, equal_nan=dtype.kind in "fc")
+    ):
+        raise SchemaError(
+            f"coordinate {name!r}: {given.dtype} into {dtype.name} loses values; give another dtype", kind="dtype"
+        )
+    values.flags.writeable = False
+    return values
+
+
+def codec_chain(name: str, codec: Any, dtype: np.dtype[Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return the codec chain of a profile, or a given one once it is known that we speak it.
+
+    Not collective.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``codec``.
+    """
+    if isinstance(codec, str):
+        return tuple(profile_chain(codec, dtype))
+    if not isinstance(codec, Sequence) or not all(isinstance(c, Mapping) for c in codec):
+        raise SchemaError(
+            f"variable {name!r}: codec {codec!r}: give a profile name or a list of Zarr codecs", kind="codec"
+        )
+    try:
+        ChunkCodec(codec, dtype)
+    except FormatError as error:
+        raise SchemaError(f"variable {name!r}: {error}", kind="codec") from error
+    return tuple(MappingProxyType(dict(c)) for c in codec)

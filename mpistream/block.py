@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from mpistream.errors import SchemaError
 
-__all__ = ["check_block", "check_time"]
+__all__ = ["as_array", "check_block", "check_time", "keeps_values"]
 
 
 def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -36,15 +37,20 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
     """
     if isinstance(value, bool | int | float | complex):
         return np.broadcast_to(_scalar(name, value, dtype), shape)
-    block = np.asarray(value)
+    if np.ma.is_masked(value):
+        # The values under a mask are undefined, and Zarr has no mask: what stands there is for the model to say.
+        raise SchemaError(
+            f"variable {name!r}: the block is masked; pass block.filled(value) with the variable's fill value",
+            kind="mask",
+        )
+    block = as_array(f"variable {name!r}", value)
     if block.shape != shape:
         raise SchemaError(
             f"variable {name!r}: block of shape {block.shape}, this rank's region has {shape}; "
             "pass the region's cells only, without the time dim",
             kind="shape",
         )
-    rounds = (block.dtype.kind, dtype.kind) in (("f", "f"), ("c", "c"), ("f", "c"))
-    if not rounds and not np.can_cast(block.dtype, dtype, "safe"):
+    if not keeps_values(block.dtype, dtype):
         raise SchemaError(
             f"variable {name!r}: {block.dtype} into {dtype.name} can lose values; "
             f"pass block.astype({dtype.name!r}) if that is meant",
@@ -53,17 +59,41 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
     return block
 
 
+def as_array(what: str, value: Any) -> NDArray[Any]:
+    """Return ``value`` as an array.
+
+    Not collective.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``shape`` for nested sequences of different lengths.
+    """
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise SchemaError(f"{what}: {error}; give an array", kind="shape") from error
+
+
+def keeps_values(given: np.dtype[Any], stored: np.dtype[Any]) -> bool:
+    """Return whether a cast can do no worse than round floats to fewer bits.
+
+    Not collective.
+    """
+    rounds = (given.kind, stored.kind) in (("f", "f"), ("c", "c"), ("f", "c"))
+    return rounds or np.can_cast(given, stored, "safe")
+
+
 def _scalar(name: str, value: complex, dtype: np.dtype[Any]) -> NDArray[Any]:
     """A Python number has no dtype of its own: its value decides."""
-    try:
-        with np.errstate(over="ignore"):
-            cast = np.array(value).astype(dtype) if not isinstance(value, int) else np.array(value, dtype)
-        fits = not (isinstance(value, complex) and dtype.kind != "c")
-        if fits and dtype.kind in "biu":
-            fits = bool(cast == value)
-    except (OverflowError, ValueError, TypeError):
-        fits = False
-    if not fits:
+    cast: NDArray[Any] | None = None
+    if not isinstance(value, complex) or dtype.kind == "c":
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                cast = np.array(value, dtype)
+        except (OverflowError, ValueError):
+            cast = None
+    if cast is None or (dtype.kind in "biu" and not bool(cast == value)):
         raise SchemaError(f"variable {name!r}: {value!r} does not fit {dtype.name}", kind="dtype")
     return cast
 
@@ -79,9 +109,12 @@ def check_time(t: Any, last_t: float | None) -> float:
         Kind ``time``.
     """
     try:
-        value = float(t)
-    except (TypeError, ValueError) as error:
-        raise SchemaError(f"t = {t!r} is not a number; give it in the schema's time units", kind="time") from error
+        # float() also takes strings, and datetime64 as a count of its own units: neither is in the schema's.
+        value = float(t) if isinstance(t, Real) or (isinstance(t, np.ndarray) and t.dtype.kind in "iuf") else None
+    except (OverflowError, TypeError, ValueError):
+        value = None
+    if value is None:
+        raise SchemaError(f"t = {t!r} is not a number; give it in the schema's time units", kind="time")
     if not np.isfinite(value):
         raise SchemaError(f"t = {value}: give a finite time in the schema's units", kind="time")
     if last_t is not None and value <= last_t:

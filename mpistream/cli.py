@@ -72,13 +72,18 @@ def info(
         typer.echo(f"error: {_line(error)}", err=True)
         raise typer.Exit(1) from None
     if as_json:
-        typer.echo(json.dumps(facts, indent=2, allow_nan=False))
+        _print(json.dumps(facts, indent=2, allow_nan=False))
     else:
         console = _console()
         with console.capture() as captured:
             _show(facts, console)
         # Tables pad their last column, too.
-        typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+        _print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _print(text: str) -> None:
+    # Flushed here, where typer handles a pipe that is closed; not typer.echo, which has its own mind about encodings.
+    print(text, flush=True)
 
 
 def _console() -> Console:

@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mpistream.arrays import Role
 from mpistream.epoch import EpochState
 from mpistream.manifest import Dropped, Manifest, add_times, subtract_times
 from mpistream.token import CommitReceipt, CommitToken, times_sha256
@@ -226,18 +227,19 @@ def _cover_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[Commit
         for name in sorted(named & set(manifest.statics))
     ]
     streaming = [a.name for a in manifest.schema.arrays.values() if a.has_time]
+    statics = {a.name for a in manifest.schema.arrays.values() if a.role is Role.STATIC}
     for t in tokens:
         n_records = t.stop - t.start
         wanted = [(name, n_records, t.n_cells.get(name, 0)) for name in streaming]
-        wanted += [(name, 1, t.statics.get(name, 0)) for name in sorted(named)]
-        unknown = {*t.n_cells, *t.statics} - set(epoch.n_cells)
+        wanted += [(name, 1, t.statics.get(name, 0)) for name in sorted(named & statics)]
+        unknown = {*(set(t.n_cells) - set(streaming)), *(set(t.statics) - statics)}
         faults += [
             Fault(kind="tiling", text=f"rank {t.writer}: unknown variable {name!r}", writer=t.writer)
             for name in sorted(unknown)
         ]
         for name, n, found in wanted:
-            cells = epoch.n_cells.get(name)
-            if cells is not None and found != cells[t.writer] * n:
+            cells = epoch.n_cells[name]
+            if found != cells[t.writer] * n:
                 faults.append(
                     Fault(
                         kind="tiling",

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import ArrayLike, DTypeLike
 
 from mpistream.errors import SchemaError
-from mpistream.names import json_value
+from mpistream.names import json_object
 
 __all__ = ["AppendTime", "Coordinate", "Shape", "Variable"]
 
@@ -39,7 +39,7 @@ class AppendTime:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise SchemaError(f"time {name} {value!r}: give a non-empty string", kind="time")
-        json_value("time attributes", self.attrs)
+        json_object("time attributes", self.attrs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ __all__ = [
     "fill_array",
     "fill_from_json",
     "fill_to_json",
+    "json_object",
     "json_value",
     "stored_dtype",
 ]
@@ -28,6 +29,9 @@ DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
+
+# Far beyond any attribute, far below where Python's own json gives up.
+_MAX_DEPTH = 64
 
 # Linux NAME_MAX is 255 bytes; chunk keys with "." grow from the array's name only below its folder.
 _MAX_NAME_NBYTES = 200
@@ -69,7 +73,7 @@ def check_name(what: str, name: Any) -> str:
     return str(name)
 
 
-def json_value(what: str, value: Any) -> Any:
+def json_value(what: str, value: Any, _depth: int = 0) -> Any:
     """Return ``value`` as plain JSON types; numpy scalars and arrays are converted.
 
     Not collective.
@@ -86,6 +90,8 @@ def json_value(what: str, value: Any) -> Any:
     SchemaError
         Kind ``attribute`` for what JSON has no form for; NaN and infinity are refused by name.
     """
+    if _depth > _MAX_DEPTH:
+        raise SchemaError(f"{what} is nested deeper than {_MAX_DEPTH} levels; flatten it", kind="attribute")
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if value is None or isinstance(value, bool | int | str):
@@ -95,12 +101,12 @@ def json_value(what: str, value: Any) -> Any:
             raise SchemaError(f"{what} is {value}, which JSON can't hold; leave it out", kind="attribute")
         return value
     if isinstance(value, list | tuple):
-        return [json_value(f"{what}[{i}]", v) for i, v in enumerate(value)]
+        return [json_value(f"{what}[{i}]", v, _depth + 1) for i, v in enumerate(value)]
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise SchemaError(f"{what}: key {key!r} is not a string", kind="attribute")
-        return {k: json_value(f"{what}[{k!r}]", v) for k, v in value.items()}
+        return {k: json_value(f"{what}[{k!r}]", v, _depth + 1) for k, v in value.items()}
     raise SchemaError(
         f"{what} is a {type(value).__name__}, which JSON can't hold; give a number, string, list or mapping",
         kind="attribute",
@@ -137,10 +143,26 @@ def stored_dtype(what: str, dtype: Any) -> np.dtype[Any]:
     """
     try:
         found: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
-    except TypeError as error:
+    except Exception as error:  # numpy raises TypeError, ValueError, SyntaxError, UnicodeError
         raise SchemaError(f"{what}: {dtype!r} is not a dtype; use one of {', '.join(DTYPES)}", kind="dtype") from error
     if found.name not in DTYPES:
         raise SchemaError(f"{what}: dtype {found.name} is not supported; use one of {', '.join(DTYPES)}", kind="dtype")
+    return found
+
+
+def json_object(what: str, value: Any) -> dict[str, Any]:
+    """Return a mapping of attributes as plain JSON types.
+
+    Not collective.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``attribute``, as `json_value`, or when it is no mapping.
+    """
+    if not isinstance(value, Mapping):
+        raise SchemaError(f"{what} are a {type(value).__name__}; give a mapping name -> value", kind="attribute")
+    found: dict[str, Any] = json_value(what, value)
     return found
 
 
@@ -156,13 +178,18 @@ def fill_array(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]
     """
     if fill_value is None:
         return np.array(np.nan if dtype.kind == "f" else 0, dtype)
+    fill = np.zeros((), dtype)
     try:
-        given = np.asarray(fill_value)
-        with np.errstate(all="ignore"):
-            fill = given.astype(dtype)
-        same = given.shape == () and bool(np.array_equal(fill, given, equal_nan=dtype.kind in "fc"))
-        fits = given.dtype.kind in "biufc" and (same or (dtype.kind in "fc" and np.isfinite(fill).all()))
-    except (TypeError, ValueError, OverflowError):
+        # A Python int beyond 64 bits has no integer dtype, but fits a float.
+        given = np.asarray(float(fill_value) if isinstance(fill_value, int) and dtype.kind in "fc" else fill_value)
+        fits = given.shape == () and given.dtype.kind in "biufc" and (given.dtype.kind != "c" or dtype.kind == "c")
+        if fits:
+            with np.errstate(all="ignore"):
+                fill = given.astype(dtype)
+            same = bool(np.array_equal(fill, given, equal_nan=dtype.kind in "fc"))
+            # Rounding to the nearest float is fine, overflow to infinity is not.
+            fits = same or (dtype.kind in "fc" and bool(np.isfinite(fill)))
+    except (OverflowError, TypeError, ValueError):
         fits = False
     if not fits:
         raise SchemaError(f"{what}: fill value {fill_value!r} does not fit {dtype.name}", kind="fill_value")

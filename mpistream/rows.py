@@ -209,8 +209,6 @@ class SeriesRows:
         """Return the chunks that hold records from the last committed one to ``stop``."""
         found = []
         for start in range(self._first, stop, SERIES_CHUNK):
-            if start + SERIES_CHUNK <= self._n_committed:
-                continue
             values = self._values[start - self._first : min(stop, start + SERIES_CHUNK) - self._first]
             chunk = np.full(SERIES_CHUNK, self.array.fill, self._codec.stored_dtype)
             chunk[: len(values)] = values

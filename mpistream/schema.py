@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -24,7 +25,9 @@ from mpistream.arrays import (
     check_layout,
     checked_array_dims,
     checked_dims,
+    codec_chain,
     coordinate_chunks,
+    coordinate_values,
     shape_over,
     with_coordinates_attribute,
 )
@@ -36,10 +39,10 @@ from mpistream.names import (
     fill_array,
     fill_from_json,
     fill_to_json,
-    json_value,
+    json_object,
     stored_dtype,
 )
-from mpistream.zarr3.codecs import ChunkCodec, profile_chain
+from mpistream.zarr3.codecs import profile_chain
 
 __all__ = ["StreamSchema", "schema_fingerprint"]
 
@@ -101,7 +104,9 @@ class StreamSchema:
         if key_separator not in ("/", "."):
             raise SchemaError(f"key_separator {key_separator!r}: use '/' or '.'", kind="layout")
         self.key_separator = key_separator
-        self.attrs: Mapping[str, Any] = MappingProxyType(json_value("group attributes", dict(attrs or {})))
+        self.attrs: Mapping[str, Any] = MappingProxyType(
+            json_object("group attributes", {} if attrs is None else attrs)
+        )
         self.variables: Mapping[str, Variable] = MappingProxyType(dict(variables))
         self.statics: Mapping[str, Variable] = MappingProxyType(dict(statics or {}))
         self.coords: Mapping[str, Coordinate] = MappingProxyType(dict(coords or {}))
@@ -116,19 +121,20 @@ class StreamSchema:
         self._check_names()
 
     def _all_arrays(self, sizes: Mapping[str, int]) -> dict[str, ArraySpec]:
-        given: list[tuple[str, Role, Variable | Coordinate]] = []
-        for name, v in self.variables.items():
-            given.append((name, Role.SERIES if tuple(v.dims) == (self.time_dim,) else Role.VARIABLE, v))
-        given += [(name, Role.STATIC, v) for name, v in self.statics.items()]
-        for name, c in self.coords.items():
-            owned = c.values is not None or c.digest is not None
-            given.append((name, Role.COORDINATE if owned else Role.STATIC, c))
         arrays: dict[str, ArraySpec] = {}
-        for name, role, item in given:
-            check_name("variable", name)
-            if name in arrays or name == self.time_dim:
-                raise SchemaError(f"name {name!r} is used twice; names are unique in a stream", kind="name")
-            arrays[name] = self._array(name, role, item, sizes)
+        for group, kind in ((self.variables, Variable), (self.statics, Variable), (self.coords, Coordinate)):
+            for name, item in group.items():
+                check_name("variable", name)
+                if name in arrays or name == self.time_dim:
+                    raise SchemaError(f"name {name!r} is used twice; names are unique in a stream", kind="name")
+                if not isinstance(item, kind):
+                    raise SchemaError(f"{name!r} is a {type(item).__name__}; give a {kind.__name__}", kind="schema")
+                if group is self.variables:
+                    role = Role.SERIES if list(item.dims or ()) == [self.time_dim] else Role.VARIABLE
+                else:
+                    is_given = isinstance(item, Coordinate) and (item.values is not None or item.digest is not None)
+                    role = Role.COORDINATE if is_given else Role.STATIC
+                arrays[name] = self._array(name, role, item, sizes)
         return with_coordinates_attribute(arrays, self.coords)
 
     def _array(self, name: str, role: Role, item: Variable | Coordinate, sizes: Mapping[str, int]) -> ArraySpec:
@@ -136,20 +142,13 @@ class StreamSchema:
         shape = tuple(sizes[d] for d in dims if d != self.time_dim)
         values = None
         if isinstance(item, Coordinate) and item.values is not None:
-            values = np.array(item.values, order="C")
-            if values.shape != shape:
-                raise SchemaError(f"coordinate {name!r}: values of shape {values.shape} for {shape}", kind="shape")
-            values = values.astype(stored_dtype(f"coordinate {name!r}", item.dtype or values.dtype))
-            values.flags.writeable = False
+            values = coordinate_values(name, item, shape)
         elif item.dtype is None:
-            raise SchemaError(f"coordinate {name!r} has neither values nor dtype; give one of them", kind="dtype")
+            missing = (
+                "neither values nor dtype; give one of them" if isinstance(item, Coordinate) else "no dtype; give it"
+            )
+            raise SchemaError(f"variable {name!r} has {missing}", kind="dtype")
         dtype = values.dtype if values is not None else stored_dtype(f"variable {name!r}", item.dtype)
-        codec = (item.codec if isinstance(item, Variable) else None) or self.codec
-        chain = profile_chain(codec, dtype) if isinstance(codec, str) else [dict(c) for c in codec]
-        try:
-            ChunkCodec(chain, dtype)
-        except FormatError as error:
-            raise SchemaError(f"variable {name!r}: {error}", kind="codec") from error
         shard, chunk = self._array_layout(name, role, item, dims, shape, dtype.itemsize)
         return ArraySpec(
             name=name,
@@ -158,8 +157,8 @@ class StreamSchema:
             shape=shape,
             dtype=dtype,
             fill=fill_array(f"variable {name!r}", dtype, item.fill_value),
-            attrs=MappingProxyType(json_value(f"variable {name!r}, attributes", dict(item.attrs))),
-            chain=tuple(chain),
+            attrs=MappingProxyType(json_object(f"variable {name!r}, attributes", item.attrs)),
+            chain=codec_chain(name, (item.codec if isinstance(item, Variable) else None) or self.codec, dtype),
             shard_shape=shard,
             chunk_shape=chunk,
             values=values,
@@ -225,7 +224,7 @@ class StreamSchema:
             "axis": "T",
             "units": self.time.units,
             "calendar": self.time.calendar,
-            **json_value("time attributes", dict(self.time.attrs)),
+            **json_object("time attributes", self.time.attrs),
         }
         return ArraySpec(
             name=self.time_dim,
@@ -255,6 +254,8 @@ class StreamSchema:
         new.__dict__.update(self.__dict__)
         arrays = dict(self.arrays)
         for name, (shard, chunk) in layout.items():
+            if name not in arrays or not len(shard) == len(chunk) == len(arrays[name].dims):
+                raise SchemaError(f"layout of {name!r}: {shard} and {chunk} are not for an array here", kind="layout")
             check_layout(name, arrays[name].dims, arrays[name].dtype.itemsize, shard, chunk)
             arrays[name] = replace(arrays[name], shard_shape=tuple(shard), chunk_shape=tuple(chunk))
         new.arrays = MappingProxyType(arrays)
@@ -294,7 +295,7 @@ class StreamSchema:
                 "mode": "append",
                 "units": self.time.units,
                 "calendar": self.time.calendar,
-                "attrs": json_value("time attributes", dict(self.time.attrs)),
+                "attrs": json_object("time attributes", self.time.attrs),
             },
             "key_separator": self.key_separator,
             "attrs": dict(self.attrs),
@@ -315,13 +316,14 @@ class StreamSchema:
         """
         try:
             return cls._from_json(document)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise FormatError(f"the schema is damaged: {type(error).__name__}: {error}", kind="schema") from error
 
     @classmethod
     def _from_json(cls, document: Any) -> StreamSchema:
         groups: dict[str, dict[str, Any]] = {"variables": {}, "statics": {}, "coords": {}}
-        layout = {}
+        layout: dict[str, tuple[list[int], list[int]]] = {}
+        chains = {}
         for a in document["arrays"]:
             name, role = a["name"], Role(a["role"])
             fill = fill_from_json(stored_dtype(name, a["dtype"]), a["fill_value"])
@@ -334,7 +336,11 @@ class StreamSchema:
                 groups[group][name] = Variable(
                     a["dims"], a["dtype"], attrs=a["attrs"], codec=a["codecs"], fill_value=fill
                 )
-            layout[name] = (a["shard_shape"], a["chunk_shape"], a["codecs"])
+            layout[name] = (
+                [operator.index(n) for n in a["shard_shape"]],
+                [operator.index(n) for n in a["chunk_shape"]],
+            )
+            chains[name] = codec_chain(name, a["codecs"], stored_dtype(name, a["dtype"]))
         time = document["time"]
         if time["mode"] != "append":
             raise FormatError(f"time mode {time['mode']!r} is not known", kind="schema")
@@ -347,11 +353,9 @@ class StreamSchema:
             statics=groups["statics"],
             coords=groups["coords"],
         )
-        schema = schema.with_layout({n: (s, c) for n, (s, c, _) in layout.items()})
+        schema = schema.with_layout(layout)
         # A coordinate's chain has no place in Coordinate: it came from the schema's codec profile.
-        for name, array in schema.arrays.items():
-            ChunkCodec(layout[name][2], array.dtype)
-        schema.arrays = MappingProxyType({n: replace(a, chain=tuple(layout[n][2])) for n, a in schema.arrays.items()})
+        schema.arrays = MappingProxyType({n: replace(a, chain=chains[n]) for n, a in schema.arrays.items()})
         return schema
 
     def fingerprint(self) -> str:
@@ -413,7 +417,16 @@ def schema_fingerprint(schema: StreamSchema | str | bytes) -> str:
     """Return the fingerprint of a schema, or of one in its JSON form.
 
     Not collective.
+
+    Raises
+    ------
+    FormatError
+        Kind ``schema`` when the JSON form is none.
     """
     if not isinstance(schema, StreamSchema):
-        schema = StreamSchema.from_json(json.loads(schema))
+        try:
+            document = json.loads(schema)
+        except (TypeError, ValueError) as error:
+            raise FormatError(f"the schema is not valid JSON: {error}", kind="schema") from error
+        schema = StreamSchema.from_json(document)
     return schema.fingerprint()

@@ -131,11 +131,9 @@ class Stager:
         StoreError
             For the first object that could not be placed.
         """
-        placed = []
         for item in items:
             if not item.is_placed:
                 self._place(item)
-                placed.append(item)
         keys = [i.key for i in items if sync or i.must_sync]
         if not keys:
             return
@@ -173,7 +171,10 @@ class Stager:
     def fenced(self, error: StoreError) -> FencedError | StoreError:
         """Return what a failure of kind ``gone`` means: fenced, if there is a higher epoch."""
         if error.kind == "gone":
-            highest = highest_epoch(self._store)
+            try:
+                highest = highest_epoch(self._store)
+            except StoreError:
+                return error
             if highest is not None and highest > self._epoch:
                 return FencedError(
                     f"{self._store.url}: epoch {highest} took the store over from epoch {self._epoch}; "
@@ -190,11 +191,16 @@ class Stager:
                     return
                 item = self._queue.popleft()
                 self._n_in_flight += 1
-            self._stage(item)
-            with self._changed:
-                self._n_in_flight -= 1
-                self._pending_nbytes -= item.nbytes
-                self._changed.notify_all()
+            try:
+                self._stage(item)
+            finally:
+                self._done(item)
+
+    def _done(self, item: StagedObject) -> None:
+        with self._changed:
+            self._n_in_flight -= 1
+            self._pending_nbytes -= item.nbytes
+            self._changed.notify_all()
 
     def _stage(self, item: StagedObject) -> None:
         assert item.pieces is not None, "an object whose memory is released is staged"

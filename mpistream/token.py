@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,6 +14,10 @@ from mpistream.errors import FormatError
 from mpistream.region import Region
 
 __all__ = ["CommitReceipt", "CommitToken", "times_sha256"]
+
+
+# What `mpistream.errors.error_to_json` gives.
+_FAILURE = ("class", "message", "kind", "rank", "errno")
 
 
 def times_sha256(times: Sequence[float]) -> str:
@@ -79,8 +84,25 @@ class CommitToken:
             Kind ``token`` when it is not such a description.
         """
         try:
-            return cls(**{**document, "region": Region.from_json(document["region"])})
-        except (KeyError, TypeError, ValueError) as error:
+            return cls(
+                store_id=str(document["store_id"]),
+                run_id=str(document["run_id"]),
+                fingerprint=str(document["fingerprint"]),
+                epoch=operator.index(document["epoch"]),
+                base_seq=operator.index(document["base_seq"]),
+                writer=operator.index(document["writer"]),
+                start=operator.index(document["start"]),
+                stop=operator.index(document["stop"]),
+                times_sha256=str(document["times_sha256"]),
+                n_objects=operator.index(document["n_objects"]),
+                nbytes=operator.index(document["nbytes"]),
+                last_t=None if document["last_t"] is None else float(document["last_t"]),
+                n_cells={str(k): operator.index(n) for k, n in document["n_cells"].items()},
+                statics={str(k): operator.index(n) for k, n in document["statics"].items()},
+                region=Region.from_json(document["region"]),
+                failure=None if document["failure"] is None else {k: document["failure"][k] for k in _FAILURE},
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"damaged token: {type(error).__name__}: {error}", kind="token") from error
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -68,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _runs_on_ranks(item: pytest.Item) -> bool:
-    return item.config.getoption("--with-mpi") and item.get_closest_marker("mpi") is not None
+    return item.config.getoption("--with-mpi", default=False) and item.get_closest_marker("mpi") is not None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -128,7 +128,7 @@ def _compressor(name: str, configuration: Mapping[str, Any], itemsize: int) -> A
                 level=int(configuration["level"]), checksum=bool(configuration.get("checksum", False))
             )
         return numcodecs.GZip(level=int(configuration["level"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"codec {name!r}: bad configuration, {error!r}", kind="codec") from error
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.mpi
 
 SHARD = {"z": 2, "y": 4, "x": 6}
-CHUNK = {"z": 1, "y": 2, "x": 3}
+CHUNK = {"z": 1, "y": 4, "x": 3}
 
 
 def _written(
@@ -42,13 +42,13 @@ def _written(
 
 @pytest.mark.parametrize(
     ("row", "inner", "separator"),
-    [(1, 1, "/"), (1, 1, "."), (4, 1, "/"), (4, 2, "."), (4, 4, "/"), (8, 4, "/"), (8, 1, "."), (8, 2, "/")],
+    [(1, 1, "/"), (1, 1, "."), (4, 1, "/"), (4, 2, "."), (4, 4, "/"), (8, 4, "/"), (8, 2, ".")],
 )
 def test_records_of_every_row_length_and_inner_time_extent_come_back(
     comm: MPI.Intracomm, mpi_tmp_path: Path, row: int, inner: int, separator: str
 ) -> None:
     """Variables and statics of all dims, over an automatic decomposition that no shard divides, are bitwise right."""
-    url, n = mpi_tmp_path / "s", row + 3
+    url, n = mpi_tmp_path / "s", row + 1
     schema = FULL.schema(
         shard_shape={"time": row, **SHARD}, chunk_shape={"time": inner, **CHUNK}, key_separator=separator
     )
@@ -58,16 +58,15 @@ def test_records_of_every_row_length_and_inner_time_extent_come_back(
     assert on_root(comm, lambda: keys(url)) == FULL.keys(n, {"time": row, **SHARD}, separator)
 
 
-@pytest.mark.parametrize("durability", ["fsync", "none"])
-@pytest.mark.parametrize("threads", [0, 1])
+@pytest.mark.parametrize(("durability", "threads"), [("fsync", 1), ("none", 0)])
 def test_neither_durability_nor_threads_change_what_is_written(
     comm: MPI.Intracomm, mpi_tmp_path: Path, durability: str, threads: int
 ) -> None:
     """With and without syncs, and with and without a thread behind the caller's back, the data is the same."""
     schema = FULL.schema(shard_shape={"time": 4, **SHARD}, chunk_shape={"time": 2, **CHUNK})
-    _written(comm, mpi_tmp_path / "s", FULL, 7, schema=schema, durability=durability, threads=threads)
+    _written(comm, mpi_tmp_path / "s", FULL, 5, schema=schema, durability=durability, threads=threads)
 
-    on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", FULL, [0] * 7))
+    on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", FULL, [0] * 5))
 
 
 def test_default_layout_holds_the_data(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
@@ -79,11 +78,11 @@ def test_default_layout_holds_the_data(comm: MPI.Intracomm, mpi_tmp_path: Path) 
 
 def test_rows_of_different_lengths_come_back(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     """Each variable may have a row length of its own."""
-    rows = {"u": 3, "p": 2, "ice": 1, "zonal": 4, "merid": 6}
+    rows = {"u": 3, "p": 2, "ice": 1, "zonal": 4, "merid": 5}
     overrides: dict[str, dict[str, Any]] = {v: {"shard_shape": {"time": row}} for v, row in rows.items()}
-    _written(comm, mpi_tmp_path / "s", FULL, 8, schema=FULL.schema(overrides, shard_shape=SHARD, chunk_shape=CHUNK))
+    _written(comm, mpi_tmp_path / "s", FULL, 6, schema=FULL.schema(overrides, shard_shape=SHARD, chunk_shape=CHUNK))
 
-    on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", FULL, [0] * 8))
+    on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", FULL, [0] * 6))
 
 
 def _strip(comm: MPI.Intracomm, size: int, shard: int) -> tuple[int, int]:

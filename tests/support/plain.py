@@ -75,7 +75,7 @@ def open_xarray(path: Path, *, consolidated: bool = True, **more: Any) -> Any:
 def _with_zarr(path: Path, names: Sequence[str]) -> Arrays:
     import zarr
 
-    group = zarr.open_group(path, mode="r")
+    group: Any = zarr.open_group(path, mode="r")
     return {name: np.asarray(group[name][...]) for name in names}
 
 
@@ -84,7 +84,7 @@ def _with_zarrs(path: Path, names: Sequence[str]) -> Arrays:
     from zarrs import ZarrsCodecPipeline
 
     with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
-        group = zarr.open_group(path, mode="r")
+        group: Any = zarr.open_group(path, mode="r")
         for name in names:
             assert isinstance(group[name]._async_array.codec_pipeline, ZarrsCodecPipeline)
         return {name: np.asarray(group[name][...]) for name in names}

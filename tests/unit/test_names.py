@@ -274,5 +274,5 @@ def test_fill_values_come_back_bitwise(name, data) -> None:
     fill = fill_array("t", dtype, value)
     again = fill_from_json(dtype, json.loads(json.dumps(fill_to_json(fill), allow_nan=False)))
     assert again.dtype == dtype
-    assert np.array_equal(again, value, equal_nan=dtype.kind in "fc")
-    assert bits(np.signbit(again.real)) == bits(np.signbit(np.nan_to_num(value.real, nan=1.0))) or np.isnan(value.real)
+    for found, part in ((again.real, value.real), (again.imag, value.imag)):
+        assert bits(found) == bits(part) or (np.isnan(found) and np.isnan(part))

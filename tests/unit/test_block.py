@@ -1,0 +1,265 @@
+"""Blocks and times as callers give them: what is good input, and what is refused with which words."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpistream.block import check_block, check_time
+from mpistream.errors import SchemaError
+from mpistream.names import DTYPES
+
+F4 = np.dtype("float32")
+BASE = np.arange(24, dtype="float32").reshape(4, 6)
+
+
+def read_only(array):
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+# ---- arrays ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        BASE,
+        np.asfortranarray(BASE),
+        BASE.astype(">f4"),
+        BASE.astype("float64"),
+        BASE.astype("float16"),
+        BASE.astype("int16"),
+        BASE.astype("uint8"),
+        np.repeat(BASE, 2, axis=1)[:, ::2],
+        BASE[::-1, ::-1],
+        np.broadcast_to(BASE[:1], (4, 6)),
+        read_only(BASE),
+        BASE.tolist(),
+    ],
+    ids=[
+        "c",
+        "fortran",
+        "big-endian",
+        "wide",
+        "narrow",
+        "int16",
+        "uint8",
+        "strided",
+        "reversed",
+        "broadcast",
+        "read-only",
+        "list",
+    ],
+)
+def test_any_strides_byte_order_and_safe_dtype_are_good_input(block) -> None:
+    """What comes back holds the same values, whatever lies in memory."""
+    found = check_block("t", block, (4, 6), F4)
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_array_equal(found.astype(F4), np.asarray(block).astype(F4))
+
+
+def test_good_blocks_are_not_copied() -> None:
+    """An array is looked at, not taken."""
+    for block in (BASE, np.asfortranarray(BASE), BASE.astype(">f8")):
+        assert np.shares_memory(check_block("t", block, (4, 6), F4), block)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4,), (4, 6, 1), (1, 4, 6), (4, 5), (), (0, 6)])
+def test_a_block_of_another_shape_is_refused(shape) -> None:
+    """No broadcasting of arrays: both shapes are in the message, and what is to be passed."""
+    with pytest.raises(SchemaError) as caught:
+        check_block("t", np.zeros(shape, F4), (4, 6), F4)
+    assert str(caught.value) == (
+        f"variable 't': block of shape {shape}, this rank's region has (4, 6); "
+        "pass the region's cells only, without the time dim"
+    )
+    assert caught.value.kind == "shape"
+
+
+def test_the_block_of_an_empty_region_has_no_cells() -> None:
+    """An array of the empty shape is good."""
+    assert check_block("t", np.zeros((0, 6), F4), (0, 6), F4).shape == (0, 6)
+
+
+@pytest.mark.parametrize("target", DTYPES)
+@pytest.mark.parametrize("source", DTYPES)
+def test_dtypes_that_could_lose_values_are_refused(source, target) -> None:
+    """Besides numpy's safe casts only the rounding of floats is allowed, into complex numbers too."""
+    both = (np.dtype(source).kind, np.dtype(target).kind)
+    if np.can_cast(source, target, "safe") or both in (("f", "f"), ("c", "c"), ("f", "c")):
+        assert check_block("t", np.zeros(3, source), (3,), np.dtype(target)).dtype == np.dtype(source)
+        return
+    with pytest.raises(SchemaError) as caught:
+        check_block("t", np.zeros(3, source), (3,), np.dtype(target))
+    assert str(caught.value) == (
+        f"variable 't': {source} into {target} can lose values; pass block.astype({target!r}) if that is meant"
+    )
+    assert caught.value.kind == "dtype"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "is_taken"),
+    [
+        ("float64", "float32", True),
+        ("float64", "complex64", True),
+        ("complex128", "float64", False),
+        ("int64", "int32", False),
+        ("int32", "float32", False),
+        ("int16", "float32", True),
+        ("int8", "uint8", False),
+        ("uint8", "int16", True),
+        ("float32", "int32", False),
+        ("int8", "bool", False),
+        ("bool", "int8", True),
+    ],
+)
+def test_the_rule_by_example(source, target, is_taken) -> None:
+    """float64 into float32 is fine; complex into float and int64 into int32 are not."""
+    try:
+        check_block("t", np.zeros(3, source), (3,), np.dtype(target))
+    except SchemaError:
+        assert not is_taken
+    else:
+        assert is_taken
+
+
+@pytest.mark.parametrize("dtype", ["datetime64[s]", "timedelta64[s]", "U1", "S1", "O", [("a", "f4")]])
+def test_blocks_that_hold_no_numbers_are_refused(dtype) -> None:
+    """Times, text, objects and records are no values of a stream."""
+    with pytest.raises(SchemaError, match="can lose values"):
+        check_block("t", np.zeros(3, dtype), (3,), np.dtype("int64"))
+
+
+@pytest.mark.parametrize(
+    "block", [None, "abc", object(), [[1.0], [1.0, 2.0]]], ids=["None", "text", "object", "ragged"]
+)
+def test_what_is_no_array_is_refused_with_the_variable(block) -> None:
+    """Ragged lists and other objects are SchemaError like every bad block."""
+    with pytest.raises(SchemaError, match="variable 't'"):
+        check_block("t", block, (2, 2), F4)
+
+
+# ---- scalars -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [
+        (0.0, "float32", 0.0),
+        (0.1, "float32", np.float32(0.1)),
+        (np.float64(0.1), "float32", np.float32(0.1)),
+        (math.nan, "float16", np.nan),
+        (-math.inf, "float32", -np.inf),
+        (1e300, "float32", np.inf),
+        (70_000, "float16", np.inf),
+        (2**24 + 1, "float32", np.float32(2**24)),
+        (3, "int8", 3),
+        (3.0, "int8", 3),
+        (2**64 - 1, "uint64", 2**64 - 1),
+        (True, "int32", 1),
+        (True, "bool", True),
+        (1, "bool", True),
+        (0.0, "bool", False),
+        (2, "complex64", 2 + 0j),
+        (1 - 2j, "complex128", 1 - 2j),
+    ],
+)
+def test_a_python_number_broadcasts(value, dtype, expected) -> None:
+    """Its value decides, not its type: the block of that value everywhere, in the dtype on disk."""
+    found = check_block("t", value, (2, 3), np.dtype(dtype))
+    assert found.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(found, np.full((2, 3), expected, dtype))
+
+
+def test_a_scalar_is_the_block_of_a_variable_without_dims() -> None:
+    """Python's and numpy's scalars are blocks of the shape ()."""
+    assert check_block("t", 2.5, (), F4)[()] == np.float32(2.5)
+    assert check_block("t", np.float32(2.5), (), F4)[()] == np.float32(2.5)
+    assert check_block("t", np.array(2.5), (), F4)[()] == np.float64(2.5)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (1j, "float32"),
+        (1 + 0j, "int32"),
+        (1.5, "int32"),
+        (math.nan, "int32"),
+        (math.inf, "int64"),
+        (1e300, "int32"),
+        (0.5, "bool"),
+        (2, "bool"),
+        (256, "uint8"),
+        (-1, "uint8"),
+        (2**63, "int64"),
+        (10**400, "float64"),
+    ],
+)
+def test_a_python_number_that_the_dtype_can_not_hold_is_refused(value, dtype) -> None:
+    """The message shows both, and nothing else is said: no warning of numpy's."""
+    with pytest.raises(SchemaError) as caught:
+        check_block("t", value, (2, 3), np.dtype(dtype))
+    assert str(caught.value) == f"variable 't': {value!r} does not fit {dtype}"
+    assert caught.value.kind == "dtype"
+
+
+# ---- time --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("t", [3, 3.0, np.float32(3), np.int64(3), np.array(3.0)])
+def test_time_is_any_real_number(t) -> None:
+    """It comes back as a float, also as the first one and below zero."""
+    assert check_time(t, None) == 3.0
+    assert check_time(t, 2.5) == 3.0
+    assert type(check_time(t, -7)) is float
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
+def test_time_only_grows(t, last_t) -> None:
+    """Equal and smaller times are refused with both numbers, in full."""
+    if t > last_t:
+        assert check_time(t, last_t) == t
+        return
+    with pytest.raises(SchemaError) as caught:
+        check_time(t, last_t)
+    assert str(caught.value) == f"t = {t!r} does not come after the last record's {last_t!r}"
+    assert caught.value.kind == "time"
+
+
+@pytest.mark.parametrize("t", [math.nan, math.inf, -math.inf, np.float32("nan")])
+def test_time_is_finite(t) -> None:
+    """NaN and infinity are refused, as a first time too."""
+    for last_t in (None, 0.0):
+        with pytest.raises(SchemaError, match="give a finite time") as caught:
+            check_time(t, last_t)
+        assert caught.value.kind == "time"
+
+
+@pytest.mark.parametrize(
+    "t",
+    [
+        None,
+        "abc",
+        "5",
+        b"5",
+        1j,
+        [1.0],
+        np.array([1.0, 2.0]),
+        np.datetime64("2000-01-01", "D"),
+        np.datetime64("2000-01-01", "ns"),
+        np.timedelta64(5, "s"),
+        10**400,
+    ],
+    ids=repr,
+)
+def test_what_is_no_number_is_no_time(t) -> None:
+    """Text and dates have no place on the time axis: a time is a number in the schema's units."""
+    with pytest.raises(SchemaError, match=r"^t = ") as caught:
+        check_time(t, None)
+    assert caught.value.kind == "time"
