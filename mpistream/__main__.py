@@ -16,9 +16,10 @@ def main() -> None:
     try:
         from mpistream.cli import app  # noqa: PLC0415 (it loads typer and rich)
     except ModuleNotFoundError as error:
-        if str(error.name).startswith("mpistream"):
+        package = str(error.name).split(".")[0]
+        if package == "mpistream":
             raise
-        print(f'mpistream: {error.name} is missing: pip install "mpistream[cli]"', file=sys.stderr)
+        print(f'mpistream: {package} is missing: pip install "mpistream[cli]"', file=sys.stderr)
         sys.exit(2)
     for stream in (sys.stdout, sys.stderr):
         # A name that the terminal's encoding can't show must not end in a traceback.

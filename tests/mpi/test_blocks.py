@@ -69,8 +69,7 @@ def test_arrays_that_were_put_may_be_overwritten_before_the_record_ends(
                     else:
                         rec.buffer(name)[...] = block
             for name in FULL.variables:
-                with_stale = rec.arrays[name]
-                _spoil(with_stale)
+                _spoil(rec.arrays[name])
 
     on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", FULL, [0] * 5))
 
@@ -117,13 +116,13 @@ def _padded(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _reversed(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Negative strides in every dim."""
     back = (slice(None, None, -1),) * block.ndim
-    return np.ascontiguousarray(block[back])[back]
+    return np.array(block[back], order="C")[back]
 
 
 FORMS: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
     "big-endian": lambda b: b.astype(b.dtype.newbyteorder(">")),
-    "fortran": np.asfortranarray,
-    "big-endian fortran": lambda b: np.asfortranarray(b.astype(b.dtype.newbyteorder(">"))),
+    "fortran": lambda b: np.array(b, order="F"),
+    "big-endian fortran": lambda b: np.array(b, b.dtype.newbyteorder(">"), order="F"),
     "with a halo": _padded,
     "reversed": _reversed,
     "every second": lambda b: np.repeat(b, 2, axis=-1)[..., ::2] if b.ndim else b,

@@ -1,4 +1,4 @@
-"""A small store that `mpistream info` is shown: every kind of array, one static that is written and two that are not."""
+"""A small store for `mpistream info`: every kind of array, one static that is written and two that are not."""
 
 from __future__ import annotations
 

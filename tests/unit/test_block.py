@@ -29,32 +29,19 @@ def read_only(array):
 @pytest.mark.parametrize(
     "block",
     [
-        BASE,
-        np.asfortranarray(BASE),
-        BASE.astype(">f4"),
-        BASE.astype("float64"),
-        BASE.astype("float16"),
-        BASE.astype("int16"),
-        BASE.astype("uint8"),
-        np.repeat(BASE, 2, axis=1)[:, ::2],
-        BASE[::-1, ::-1],
-        np.broadcast_to(BASE[:1], (4, 6)),
-        read_only(BASE),
-        BASE.tolist(),
-    ],
-    ids=[
-        "c",
-        "fortran",
-        "big-endian",
-        "wide",
-        "narrow",
-        "int16",
-        "uint8",
-        "strided",
-        "reversed",
-        "broadcast",
-        "read-only",
-        "list",
+        pytest.param(BASE, id="c"),
+        pytest.param(np.asfortranarray(BASE), id="fortran"),
+        pytest.param(BASE.astype(">f4"), id="big-endian"),
+        pytest.param(BASE.astype("float64"), id="wide"),
+        pytest.param(BASE.astype("float16"), id="narrow"),
+        pytest.param(BASE.astype("int16"), id="int16"),
+        pytest.param(BASE.astype("uint8"), id="uint8"),
+        pytest.param(np.repeat(BASE, 2, axis=1)[:, ::2], id="strided"),
+        pytest.param(BASE[::-1, ::-1], id="reversed"),
+        pytest.param(np.broadcast_to(BASE[:1], (4, 6)), id="broadcast"),
+        pytest.param(read_only(BASE), id="read-only"),
+        pytest.param(BASE.tolist(), id="list"),
+        pytest.param(np.ma.array(BASE, mask=False), id="nothing-masked"),
     ],
 )
 def test_any_strides_byte_order_and_safe_dtype_are_good_input(block) -> None:
@@ -143,6 +130,13 @@ def test_what_is_no_array_is_refused_with_the_variable(block) -> None:
     """Ragged lists and other objects are SchemaError like every bad block."""
     with pytest.raises(SchemaError, match="variable 't'"):
         check_block("t", block, (2, 2), F4)
+
+
+def test_a_masked_block_is_refused() -> None:
+    """What lies under a mask is undefined, so the caller says what is to be written there."""
+    with pytest.raises(SchemaError, match=r"variable 't': the block is masked; pass block\.filled\(value\)") as caught:
+        check_block("t", np.ma.masked_equal(BASE, 5), (4, 6), F4)
+    assert caught.value.kind == "mask"
 
 
 # ---- scalars -----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from mpistream.names import (
     fill_array,
     fill_from_json,
     fill_to_json,
+    json_object,
     json_value,
     stored_dtype,
 )
@@ -121,6 +122,27 @@ def test_attributes_that_json_can_not_hold_are_refused_by_name(value, message) -
         json_value("attrs", value)
     assert str(caught.value) == message
     assert caught.value.kind == "attribute"
+
+
+def test_attributes_nested_beyond_sense_are_refused() -> None:
+    """64 levels are more than enough, and the recursion of Python's json is never reached."""
+    value = 0
+    for _ in range(64):
+        value = [value]
+    assert json_value("attrs", value) == value
+    for deeper in ([value], {"a": value}, [[[[value]]]]):
+        with pytest.raises(SchemaError, match="is nested deeper than 64 levels; flatten it") as caught:
+            json_value("attrs", deeper)
+        assert caught.value.kind == "attribute"
+
+
+def test_attributes_are_a_mapping() -> None:
+    """Any mapping becomes a dict; anything else is refused with its type."""
+    assert json_object("attrs", MappingProxyType({"n": np.int8(1)})) == {"n": 1}
+    for value in (None, [1], "text", [("a", 1)]):
+        with pytest.raises(SchemaError, match=f"attrs are a {type(value).__name__}; give a mapping") as caught:
+            json_object("attrs", value)
+        assert caught.value.kind == "attribute"
 
 
 def test_canonical_json_is_one_text_for_one_value() -> None:
