@@ -16,7 +16,7 @@ from mpistream.block import as_array, keeps_values
 from mpistream.description import Coordinate, Shape
 from mpistream.errors import FormatError, SchemaError
 from mpistream.grid import ShardGrid
-from mpistream.names import check_name, fill_to_json, stored_dtype
+from mpistream.names import check_name, fill_to_json, json_value, stored_dtype
 from mpistream.zarr3.codecs import MAX_CHUNK_NBYTES, ChunkCodec, profile_chain
 from mpistream.zarr3.shard import ShardSpec
 
@@ -316,8 +316,9 @@ def codec_chain(name: str, codec: Any, dtype: np.dtype[Any]) -> tuple[Mapping[st
         raise SchemaError(
             f"variable {name!r}: codec {codec!r}: give a profile name or a list of Zarr codecs", kind="codec"
         )
+    chain = json_value(f"variable {name!r}, codec", list(codec))
     try:
-        ChunkCodec(codec, dtype)
+        ChunkCodec(chain, dtype)
     except FormatError as error:
         raise SchemaError(f"variable {name!r}: {error}", kind="codec") from error
-    return tuple(MappingProxyType(dict(c)) for c in codec)
+    return tuple(chain)

@@ -282,14 +282,18 @@ def recover(
     """
     assert n_keep + len(dropped_times) == manifest.n_records
     new = manifest.with_records(n_keep, last_t, subtract_times(manifest.times_digest, n_keep, dropped_times))
-    dropped = manifest.dropped
+    commit_seq = manifest.commit_seq + 1
+    dropped, floors = manifest.dropped, manifest.floors
     if dropped_times:
         dropped = (*dropped, Dropped(epoch=epoch, start=n_keep, stop=manifest.n_records))
+        # A floor further up is below this one now, so their number does not grow with the number of resumes alone.
+        floors = (*((start, seq) for start, seq in floors if start < n_keep), (n_keep, commit_seq))
     return replace(
         new,
         run_id=run_id,
         epoch=epoch,
-        commit_seq=manifest.commit_seq + 1,
+        commit_seq=commit_seq,
         dropped=dropped,
+        floors=floors,
         layout_digest=layout_digest,
     )

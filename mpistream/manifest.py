@@ -183,6 +183,8 @@ class Manifest:
     """Ranges of committed records, half-open, ascending, not touching."""
     statics: tuple[str, ...]
     dropped: tuple[Dropped, ...]
+    floors: tuple[tuple[int, int], ...]
+    """(start, commit_seq), ascending in both: what was at a record from ``start`` on before ``commit_seq`` was dropped."""
     schema: StreamSchema
     fingerprint: str
     coordinates_digest: str
@@ -205,6 +207,7 @@ class Manifest:
             committed=(),
             statics=(),
             dropped=(),
+            floors=(),
             schema=schema,
             fingerprint=schema.fingerprint(),
             coordinates_digest=schema.coordinates_digest(),
@@ -242,6 +245,7 @@ class Manifest:
             "committed": [list(r) for r in self.committed],
             "statics": list(self.statics),
             "dropped": [{"epoch": d.epoch, "start": d.start, "stop": d.stop} for d in self.dropped],
+            "floors": [list(f) for f in self.floors],
             "schema": self.schema.to_json(),
             "fingerprint": self.fingerprint,
             "coordinates_digest": self.coordinates_digest,
@@ -287,6 +291,7 @@ class Manifest:
                     Dropped(epoch=int(d["epoch"]), start=int(d["start"]), stop=int(d["stop"]))
                     for d in document["dropped"]
                 ),
+                floors=tuple((int(a), int(b)) for a, b in document["floors"]),
                 schema=StreamSchema.from_json(document["schema"]),
                 fingerprint=str(document["fingerprint"]),
                 coordinates_digest=str(document["coordinates_digest"]),

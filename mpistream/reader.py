@@ -17,7 +17,7 @@ from mpistream.arrays import SERIES_CHUNK, ArraySpec, Role
 from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
 from mpistream.manifest import MANIFEST_KEY, Manifest, parse_json
-from mpistream.region import Region
+from mpistream.region import box_of_mapping
 from mpistream.schema import StreamSchema
 from mpistream.store import Store, open_store
 from mpistream.tiling import Box
@@ -170,8 +170,16 @@ class StoreReader:
         return array
 
     def _box(self, array: ArraySpec, region: Mapping[str, Any] | None) -> Box:
-        sizes = dict(zip(array.space_dims, array.shape, strict=True))
-        return Region.from_mapping(region, sizes).box if sizes or region else ()
+        region = {} if region is None else region
+        if not isinstance(region, Mapping):
+            raise SchemaError(f"a region is a mapping dim -> (start, stop), not {type(region).__name__}", kind="region")
+        # A rank's region names all partitioned dims, also those that this array lacks.
+        if unknown := [dim for dim in region if dim not in self.schema.dims or dim == self.schema.time_dim]:
+            raise SchemaError(
+                f"region: {unknown[0]!r} is no dim of a record of {array.name!r}; it has {array.space_dims}",
+                kind="region",
+            )
+        return box_of_mapping(region, dict(zip(array.space_dims, array.shape, strict=True)))
 
     def _read(self, array: ArraySpec, record: int | None, box: Box) -> NDArray[Any]:
         out = np.empty([b - a for a, b in box], array.dtype)
@@ -296,9 +304,10 @@ class StoreReader:
                 yield seen
                 seen += 1
                 deadline = time.monotonic() + timeout
-            # A resume may have dropped records: those that replace them are yielded again.
+            known = self._manifest.commit_seq
             if self.refresh():
-                seen = min(seen, self.n_records)
+                # Records that a resume dropped were replaced, or will be: those are yielded again.
+                seen = min(seen, self.n_records, *(start for start, seq in self._manifest.floors if seq > known))
                 continue
             if time.monotonic() > deadline:
                 return

@@ -9,7 +9,7 @@ from typing import Any
 from mpistream.errors import SchemaError
 from mpistream.tiling import Box, Interval, box_n_cells, format_box
 
-__all__ = ["Region"]
+__all__ = ["Region", "box_of_mapping"]
 
 
 class Region(Mapping[str, Interval]):
@@ -100,10 +100,7 @@ class Region(Mapping[str, Interval]):
         parts: list[Mapping[str, Any]] = [given]
         if isinstance(given, Region):
             parts = [dict(zip(given.dims, box, strict=True)) for box in given.boxes]
-        return cls(
-            sizes,
-            [tuple(_interval(d, part.get(d, (0, n)), n) for d, n in sizes.items()) for part in parts],
-        )
+        return cls(sizes, [box_of_mapping(part, sizes) for part in parts])
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Region:
@@ -185,6 +182,26 @@ class Region(Mapping[str, Interval]):
         if not self._boxes:
             return f"Region({', '.join(self._dims)}: empty)"
         return f"Region({' + '.join(format_box(self._dims, box) for box in self._boxes)})"
+
+
+def box_of_mapping(mapping: Mapping[str, Any], sizes: Mapping[str, int]) -> Box:
+    """Return the box that a mapping dim -> (start, stop) describes; a dim left out is whole, one may be empty.
+
+    Not collective.
+
+    Parameters
+    ----------
+    mapping
+        Dim -> (start, stop) or a slice without step.
+    sizes
+        Dim -> length; the box has these dims in this order.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``"region"``, as `Region.from_mapping`.
+    """
+    return tuple(_interval(dim, mapping.get(dim, (0, n)), n) for dim, n in sizes.items())
 
 
 def _interval(dim: str, value: Any, size: int) -> Interval:

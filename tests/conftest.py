@@ -37,7 +37,12 @@ _stderr = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_stderr] = os.dup(2)  # here, not above: conftest is imported under capture, this is called without
+    # Here, not when this file is imported: that happens under capture.
+    config.stash[_stderr] = os.dup(2)
+    if config.getoption("--with-mpi", default=False):
+        # What a launcher sends to the ranks that are left, and `timeout` to the launcher: they too say where they
+        # stand before they end.
+        faulthandler.register(signal.SIGTERM, file=config.stash[_stderr], chain=True)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ Sources: Zarr v3 core specification and the codec specifications ``bytes`` 1.0, 
 
 from __future__ import annotations
 
+import operator
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -118,16 +119,16 @@ def _compressor(name: str, configuration: Mapping[str, Any], itemsize: int) -> A
                 raise ValueError(f"cname {configuration['cname']!r}")
             return numcodecs.Blosc(
                 cname=configuration["cname"],
-                clevel=int(configuration["clevel"]),
+                clevel=operator.index(configuration["clevel"]),
                 shuffle=_SHUFFLES[configuration["shuffle"]],
-                blocksize=int(configuration.get("blocksize", 0)),
-                typesize=int(configuration.get("typesize", itemsize)),
+                blocksize=operator.index(configuration.get("blocksize", 0)),
+                typesize=operator.index(configuration.get("typesize", itemsize)),
             )
         if name == "zstd":
             return numcodecs.Zstd(
-                level=int(configuration["level"]), checksum=bool(configuration.get("checksum", False))
+                level=operator.index(configuration["level"]), checksum=bool(configuration.get("checksum", False))
             )
-        return numcodecs.GZip(level=int(configuration["level"]))
+        return numcodecs.GZip(level=operator.index(configuration["level"]))
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"codec {name!r}: bad configuration, {error!r}", kind="codec") from error
 

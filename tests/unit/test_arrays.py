@@ -1,0 +1,214 @@
+"""`ArraySpec`, the values of coordinates and the codec chains that go into it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mpistream.arrays import (
+    SERIES_CHUNK,
+    ArraySpec,
+    Role,
+    codec_chain,
+    coordinate_values,
+    with_coordinates_attribute,
+)
+from mpistream.description import Coordinate
+from mpistream.errors import SchemaError
+from mpistream.grid import ShardGrid
+
+CHAIN = ({"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"})
+
+
+def spec(**changes) -> ArraySpec:
+    given_ = {
+        "name": "t",
+        "role": Role.VARIABLE,
+        "dims": ("time", "y", "x"),
+        "shape": (10, 6),
+        "dtype": np.dtype("float32"),
+        "fill": np.array(np.nan, "float32"),
+        "attrs": {"units": "K"},
+        "chain": CHAIN,
+        "shard_shape": (4, 4, 6),
+        "chunk_shape": (2, 2, 3),
+    }
+    return ArraySpec(**{**given_, **changes})  # type: ignore[arg-type]
+
+
+STATIC = spec(role=Role.STATIC, dims=("y", "x"), shard_shape=(4, 6), chunk_shape=(2, 3))
+SERIES = spec(role=Role.SERIES, dims=("time",), shape=(), shard_shape=(SERIES_CHUNK,), chunk_shape=(SERIES_CHUNK,))
+COORDINATE = spec(role=Role.COORDINATE, dims=("y",), shape=(10,), shard_shape=(10,), chunk_shape=(10,))
+
+
+# ---- ArraySpec ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("array", "has_time", "space_dims", "is_sharded", "row_length"),
+    [
+        (spec(), True, ("y", "x"), True, 4),
+        (SERIES, True, (), False, SERIES_CHUNK),
+        (STATIC, False, ("y", "x"), True, 1),
+        (COORDINATE, False, ("y",), False, 1),
+    ],
+    ids=["variable", "series", "static", "coordinate"],
+)
+def test_the_role_says_what_is_written_how(array, has_time, space_dims, is_sharded, row_length) -> None:
+    """Time comes first or not at all; only variables over space and statics are sharded."""
+    assert array.has_time is has_time
+    assert array.space_dims == space_dims
+    assert array.is_sharded is is_sharded
+    assert array.row_length == row_length
+
+
+def test_the_grid_is_over_the_dims_without_time() -> None:
+    """The time extent of a shard is the row's, not the grid's."""
+    expected = ShardGrid(name="t", dims=("y", "x"), shape=(10, 6), shard_shape=(4, 6))
+    assert spec().grid == expected
+    assert STATIC.grid == expected
+
+
+def test_a_static_is_a_shard_with_one_record() -> None:
+    """The shard spec has a time extent in front, 1 for an array without time."""
+    found = spec().shard_spec()
+    assert (found.shard_shape, found.chunk_shape) == ((4, 4, 6), (2, 2, 3))
+    found = STATIC.shard_spec()
+    assert (found.shard_shape, found.chunk_shape) == ((1, 4, 6), (1, 2, 3))
+    assert found.codec.stored_dtype == np.dtype("<f4")
+    assert np.isnan(found.fill)
+
+
+@pytest.mark.parametrize("name", ["shard_shape", "chunk_shape"])
+def test_a_layout_with_a_gap_is_not_resolved(name) -> None:
+    """What is open can't be asked for."""
+    array = replace(spec(), **{name: (4, None, 6)})
+    assert not array.is_resolved
+    assert spec().is_resolved
+    assert spec().resolved_shard_shape == (4, 4, 6)
+    assert spec().resolved_chunk_shape == (2, 2, 3)
+    with pytest.raises(AssertionError, match="t"):
+        getattr(array, f"resolved_{name}")
+
+
+def test_the_entry_in_the_manifest() -> None:
+    """Everything but the values, in JSON types."""
+    expected = {
+        "name": "t",
+        "role": "variable",
+        "dims": ["time", "y", "x"],
+        "dtype": "float32",
+        "fill_value": "NaN",
+        "attrs": {"units": "K"},
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+        "shard_shape": [4, 4, 6],
+        "chunk_shape": [2, 2, 3],
+        "digest": None,
+    }
+    assert spec().to_json() == expected
+    assert json.loads(json.dumps(spec().to_json())) == expected
+    assert spec(digest="ab").to_json()["digest"] == "ab"
+
+
+# ---- values of coordinates ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        (np.array([0.5, 1.5, 2.5], ">f8"), None, np.array([0.5, 1.5, 2.5])),
+        ([0, 1, 2], "float32", np.array([0, 1, 2], "float32")),
+        ([0.1, 1, 2], "float32", np.array([0.1, 1, 2], "float32")),
+        ([0.0, 1.0, 2.0], "int8", np.array([0, 1, 2], "int8")),
+        ([0.0, np.nan, 2.0], "float32", np.array([0, np.nan, 2], "float32")),
+        ([1, 2, 3], "complex64", np.array([1, 2, 3], "complex64")),
+        (np.arange(6)[::2], None, np.array([0, 2, 4])),
+    ],
+)
+def test_values_go_into_a_dtype_that_holds_them(values, dtype, expected) -> None:
+    """Native byte order, C order, read-only and a copy; floats may be rounded, equal values are equal."""
+    found = coordinate_values("y", Coordinate(("y",), values, dtype=dtype), (3,))
+    assert found.dtype == expected.dtype
+    assert found.dtype.isnative
+    assert found.tobytes() == expected.tobytes()
+    assert not found.flags.writeable
+    assert not np.shares_memory(found, np.asarray(values))
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "kind", "message"),
+    [
+        ([0.5, 1, 2], "int32", "dtype", "float64 into int32 loses values; give another dtype"),
+        ([0, 1, 200], "int8", "dtype", "int64 into int8 loses values"),
+        ([0, 1, np.nan], "int32", "dtype", "float64 into int32 loses values"),
+        ([0, 1, 2j], "float32", "dtype", "complex128 into float32 loses values"),
+        ([0, 1, 2**24 + 1], "float32", "dtype", "int64 into float32 loses values"),
+        ([0, 1], None, "shape", r"values of shape \(2,\), its dims have \(3,\)"),
+        (5.0, None, "shape", r"values of shape \(\), its dims have \(3,\)"),
+        ([[0], [1, 2]], None, "shape", "inhomogeneous"),
+        (["a", "b", "c"], None, "dtype", "dtype str32 is not supported"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(values, dtype, kind, message) -> None:
+    """Both dtypes or both shapes are in the message; numpy does not warn."""
+    with pytest.raises(SchemaError, match=rf"^coordinate 'y': .*{message}") as caught:
+        coordinate_values("y", Coordinate(("y",), values, dtype=dtype), (3,))
+    assert caught.value.kind == kind
+
+
+# ---- codec chains ------------------------------------------------------------------------------------
+
+
+def test_a_chain_is_a_profile_or_itself() -> None:
+    """A given chain stays as it is, and does not change with the caller's list."""
+    dtype = np.dtype("float32")
+    assert list(codec_chain("t", "none", dtype)) == list(CHAIN)
+    mine = [dict(c) for c in CHAIN]
+    found = codec_chain("t", mine, dtype)
+    mine[0]["name"] = "other"
+    assert [dict(c) for c in found] == list(CHAIN)
+
+
+@pytest.mark.parametrize(
+    ("codec", "message"),
+    [
+        ("best", "codec 'best' is unknown; use one of fast"),
+        (5, "variable 't': codec 5: give a profile name or a list of Zarr codecs"),
+        (["bytes"], "variable 't': codec ['bytes']: give a profile name or a list of Zarr codecs"),
+        ([{"name": "crc32c"}], "variable 't': codec chain crc32c: only bytes, one of blosc, zstd or gzip, and crc32c"),
+        ([], "variable 't': codec chain : only bytes"),
+    ],
+)
+def test_a_chain_that_this_library_does_not_speak_is_refused(codec, message) -> None:
+    """The variable and what may be given are in the message."""
+    with pytest.raises(SchemaError, match=re.escape(message)) as caught:
+        codec_chain("t", codec, np.dtype("float32"))
+    assert caught.value.kind == "codec"
+
+
+# ---- the CF attribute --------------------------------------------------------------------------------
+
+
+def test_auxiliary_coordinates_are_named_where_they_fit() -> None:
+    """CF section 5: each array over all their dims names them, unless it does so itself; coordinates don't."""
+    arrays = {
+        "t": spec(),
+        "u": spec(name="u", attrs={"coordinates": "mine"}),
+        "energy": SERIES,
+        "depth": STATIC,
+        "y": spec(name="y", role=Role.COORDINATE, dims=("y",), shape=(10,)),
+        "lat": spec(name="lat", role=Role.STATIC, dims=("y", "x"), shape=(10, 6)),
+        "zone": spec(name="zone", role=Role.COORDINATE, dims=("y",), shape=(10,)),
+    }
+    coords = {n: Coordinate(arrays[n].dims, dtype="f4") for n in ("y", "lat", "zone")}
+    found = with_coordinates_attribute(dict(arrays), coords)
+    assert found["t"].attrs == {"units": "K", "coordinates": "lat zone"}
+    assert found["u"].attrs == {"coordinates": "mine"}
+    assert found["depth"].attrs == {"units": "K", "coordinates": "lat zone"}
+    for name in ("energy", "y", "lat", "zone"):
+        assert found[name] is arrays[name]
+    assert arrays["t"].attrs == {"units": "K"}

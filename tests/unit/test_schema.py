@@ -1,0 +1,293 @@
+"""`StreamSchema`: what it makes of a description, and every way in which a description can be wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+
+import numpy as np
+import pytest
+
+import mpistream as ms
+from mpistream.arrays import SERIES_CHUNK, Role
+from mpistream.errors import SchemaError
+from mpistream.zarr3.codecs import profile_chain
+from tests.support.streams import make_schema, resolved
+
+V = ms.Variable
+
+
+def one(*dims, dtype="float32", **more):
+    """The variables of a stream that has only ``t``."""
+    return {"t": V(dims or ("time", "y", "x"), dtype, **more)}
+
+
+# ---- what it makes of a description ------------------------------------------------------------------
+
+
+def test_every_array_has_its_role() -> None:
+    """Variables over time alone are series; a coordinate with values is the owner's, another a static."""
+    schema = make_schema()
+    assert {n: a.role for n, a in schema.arrays.items()} == {
+        "temperature": Role.VARIABLE,
+        "energy": Role.SERIES,
+        "topography": Role.STATIC,
+        "y": Role.COORDINATE,
+        "lat": Role.STATIC,
+    }
+    assert schema.arrays["temperature"].dims == ("time", "y", "x")
+    assert schema.arrays["temperature"].shape == (8, 6)
+    assert schema.arrays["energy"].shape == ()
+    assert schema.arrays["topography"].attrs == {"coordinates": "lat"}
+    assert schema.arrays["temperature"].attrs == {"units": "K", "coordinates": "lat"}
+    assert dict(schema.dims) == {"time": None, "y": 8, "x": 6}
+    assert schema.time_dim == "time"
+    assert repr(schema) == "StreamSchema(time: None, y: 8, x: 6; temperature, energy)"
+
+
+def test_the_time_coordinate() -> None:
+    """Float64 in chunks of 1,024 records, with CF's attributes; the caller's own win."""
+    time = make_schema(
+        time=ms.AppendTime(units="days since 1850-01-01", calendar="noleap", attrs={"long_name": "t", "axis": "t"})
+    ).time_array
+    assert (time.name, time.role, time.dims, time.shape) == ("time", Role.SERIES, ("time",), ())
+    assert time.dtype == np.dtype("float64")
+    assert (time.resolved_shard_shape, time.resolved_chunk_shape) == ((1024,), (1024,))
+    assert time.attrs == {
+        "standard_name": "time",
+        "axis": "t",
+        "units": "days since 1850-01-01",
+        "calendar": "noleap",
+        "long_name": "t",
+    }
+    assert SERIES_CHUNK == 1024
+
+
+def test_values_of_a_coordinate_are_copied_and_digested() -> None:
+    """The digest is over the little-endian bytes; the caller's array may change afterwards."""
+    values = np.array([0.5, 1.5, 2.5, 3.5], ">f4")
+    schema = make_schema(
+        dims={"time": None, "y": 4}, variables=one("time", "y"), statics={}, coords={"y": ms.Coordinate(("y",), values)}
+    )
+    values[...] = 99
+    y = schema.arrays["y"]
+    assert y.dtype == np.dtype("float32")
+    assert y.values is not None
+    assert y.values.tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert not y.values.flags.writeable
+    assert y.digest == hashlib.sha256(struct.pack("<4f", 0.5, 1.5, 2.5, 3.5)).hexdigest()
+    assert (y.resolved_shard_shape, y.resolved_chunk_shape) == ((4,), (4,))
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        ([0, 1, 2, 3], "float32", [0.0, 1.0, 2.0, 3.0]),
+        ([0, 1, 2, 3], "uint8", [0, 1, 2, 3]),
+        ([0.1, 1, 2, 3], "float32", np.array([0.1, 1, 2, 3], "float32").tolist()),
+        ([0.0, 1.0, 2.0, 3.0], "int32", [0, 1, 2, 3]),
+    ],
+)
+def test_values_of_a_coordinate_fit_its_dtype(values, dtype, expected) -> None:
+    """Values decide, not the dtype that a list of numbers happens to get."""
+    coords = {"y": ms.Coordinate(("y",), values, dtype=dtype)}
+    y = make_schema(dims={"time": None, "y": 4}, variables=one("time", "y"), statics={}, coords=coords).arrays["y"]
+    assert y.values is not None
+    assert (y.dtype, y.values.tolist()) == (np.dtype(dtype), expected)
+
+
+def test_shapes_come_from_the_variable_then_from_the_schema() -> None:
+    """A default holds for every array with that dim, time only where there is time; the rest stays open."""
+    schema = make_schema(
+        shard_shape=(4, 4, 6),
+        chunk_shape={"x": 3},
+        variables={
+            "temperature": V(("time", "y", "x"), "float32"),
+            "own": V(("time", "x", "y"), "float32", shard_shape={"time": 2}, chunk_shape=(1, 2, 2)),
+        },
+    )
+    assert schema.arrays["temperature"].shard_shape == (4, 4, 6)
+    assert schema.arrays["temperature"].chunk_shape == (None, None, 3)
+    assert schema.arrays["own"].shard_shape == (2, 6, 4)
+    assert schema.arrays["own"].chunk_shape == (1, 2, 2)
+    assert schema.arrays["topography"].shard_shape == (4, 6)
+    assert schema.arrays["lat"].chunk_shape == (None, 3)
+    assert schema.arrays["y"].shard_shape == (8,)
+    assert not schema.is_resolved
+    assert resolved().is_resolved
+
+
+def test_codecs_come_from_the_variable_then_from_the_schema() -> None:
+    """A profile name, or a Zarr chain as it is."""
+    chain = [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "gzip", "configuration": {"level": 1}}]
+    schema = make_schema(
+        codec="wasm",
+        variables={"t": V(("time", "y"), "float32"), "u": V(("time", "y"), "float32", codec="none")},
+        statics={"s": V(("y",), "float32", codec=chain)},
+    )
+    dtype = np.dtype("float32")
+    assert list(schema.arrays["t"].chain) == profile_chain("wasm", dtype)
+    assert list(schema.arrays["u"].chain) == profile_chain("none", dtype)
+    assert list(schema.arrays["s"].chain) == chain
+
+
+def test_partitioned_dims_are_those_of_the_streaming_variables() -> None:
+    """In the schema's order; statics count only where no variable has space; extents go with them."""
+    dims = {"time": None, "z": 3, "y": 8, "x": 6}
+    schema = make_schema(dims=dims, variables={"t": V(("time", "x", "y"), "f4"), "e": V(("time",), "f4")})
+    assert schema.partitioned_dims == ("y", "x")
+    assert schema.partitioned_sizes == {"y": 8, "x": 6}
+    schema = make_schema(dims=dims, variables={"e": V(("time",), "f4")}, statics={"s": V(("z",), "f4")}, coords={})
+    assert schema.partitioned_dims == ("z",)
+    schema = make_schema(variables={"e": V(("time",), "f4")}, statics={}, coords={})
+    assert (schema.partitioned_dims, schema.partitioned_sizes) == ((), {})
+
+
+def test_a_layout_is_given_by_a_copy() -> None:
+    """The schema stays as it was, and what the new one does not name keeps its layout."""
+    schema = make_schema()
+    new = schema.with_layout({"temperature": ((2, 4, 6), (1, 4, 3))})
+    assert new.arrays["temperature"].resolved_shard_shape == (2, 4, 6)
+    assert new.arrays["temperature"].resolved_chunk_shape == (1, 4, 3)
+    assert new.arrays["topography"] is schema.arrays["topography"]
+    assert not schema.arrays["temperature"].is_resolved
+
+
+def test_an_open_layout_is_taken_from_a_stored_schema() -> None:
+    """Lengths that the new schema gives stand; arrays that the stored one lacks stay open."""
+    given = make_schema(
+        chunk_shape={"y": 4},
+        statics={"topography": V(("y", "x"), "int16"), "new": V(("y",), "int16"), "turned": V(("x", "y"), "int8")},
+    )
+    stored = make_schema(
+        shard_shape={"y": 4, "x": 6, "time": 2},
+        chunk_shape={"y": 2, "x": 3, "time": 1},
+        statics={"topography": V(("y", "x"), "int16"), "turned": V(("y", "x"), "int8")},
+    )
+    found = given.with_layout_of(stored)
+    assert found.arrays["temperature"].shard_shape == (2, 4, 6)
+    assert found.arrays["temperature"].chunk_shape == (1, 4, 3)
+    assert found.arrays["topography"].chunk_shape == (4, 3)
+    assert found.arrays["new"].shard_shape == (None,)
+    assert found.arrays["turned"].shard_shape == (None, None)
+
+
+# ---- bad input ---------------------------------------------------------------------------------------
+
+
+def refused(kind, *parts, **changes):
+    return pytest.param(changes, kind, parts, id=parts[0][:50])
+
+
+BAD = [
+    refused("dims", "dims {}", "the time dim first", dims={}),
+    refused("dims", "'y' comes first", "must be None, not 8", dims={"y": 8, "x": 6}),
+    refused("dims", "'y' has length 0", "integer above 0", dims={"time": None, "y": 0, "x": 6}),
+    refused("name", "dim '..' begins with a dot", dims={"time": None, "..": 8, "x": 6}),
+    refused("time", "time is a str; give AppendTime(units=...)", time="seconds since 2000-01-01"),
+    refused("layout", "key_separator ':': use '/' or '.'", key_separator=":"),
+    refused("schema", "a stream without variables has nothing to stream; give at least one", variables={}),
+    refused("attribute", "group attributes['missing'] is nan", "leave it out", attrs={"missing": math.nan}),
+    refused("attribute", "group attributes are a list", "mapping", attrs=["title"]),
+    refused("attribute", "variable 't', attributes['a'] is a complex", variables=one(attrs={"a": 1j})),
+    refused("attribute", "variable 't', attributes are a NoneType", variables=one(attrs=None)),
+    # names
+    refused("name", "variable '' is empty", variables={"": V(("time",), "f4")}),
+    refused("name", "variable '..' begins with a dot", variables={"..": V(("time",), "f4")}),
+    refused("name", "variable '.t' begins with a dot", variables={".t": V(("time",), "f4")}),
+    refused("name", "variable 'a/b' contains a slash", variables={"a/b": V(("time",), "f4")}),
+    refused("name", "variable '\\ud800' is not valid Unicode", variables={"\ud800": V(("time",), "f4")}),
+    refused("name", "variable '../s' begins with a dot", statics={"../s": V(("y",), "f4")}),
+    refused("name", "variable '/' contains a slash", coords={"/": ms.Coordinate(("y",), dtype="f4")}),
+    refused("name", "variable 5 is not a string", variables={5: V(("time",), "f4")}),
+    refused("name", "name 'topography' is used twice", variables={"topography": V(("time",), "f4")}),
+    refused("name", "name 'lat' is used twice", "unique", statics={"lat": V(("y",), "f4")}),
+    refused("name", "name 'time' is used twice", coords={"time": ms.Coordinate((), dtype="f4")}),
+    refused("name", "'y' is a dim", "('y',), not ('time',)", variables={"y": V(("time",), "f4")}, coords={}),
+    refused("name", "'x' is a dim", "('x',), not ('y',)", coords={"x": ms.Coordinate(("y",), dtype="f4")}),
+    # dims of arrays
+    refused("dims", "variable 't': dim 'z' is not among ('time', 'y', 'x')", variables=one("time", "z")),
+    refused("dims", "variable 't': dims ('y', 'time') must begin with the time dim", variables=one("y", "time")),
+    refused("dims", "variable 't': dims ('y', 'x') must", "belongs into statics", variables=one("y", "x")),
+    refused("dims", "variable 't': dims ('time', 'y', 'y') name one dim twice", variables=one("time", "y", "y")),
+    refused("dims", "variable 't': dims 'time'", "tuple of names", variables={"t": V("time", "f4")}),
+    refused("dims", "variable 't': dims None", "tuple of names", variables={"t": V(None, "f4")}),  # type: ignore[arg-type]
+    refused("dims", "static 's'", "put it into variables", statics={"s": V(("time", "y"), "f4")}),
+    refused("dims", "coordinate 'c'", "put it into", coords={"c": ms.Coordinate(("time",), [1.0])}),
+    # dtypes and fill values
+    refused("dtype", "variable 't': dtype datetime64[s] is not supported", variables=one(dtype="M8[s]")),
+    refused("dtype", "variable 't': 'float31' is not a dtype", variables=one(dtype="float31")),
+    refused("dtype", "variable 't'", variables=one(dtype=None)),
+    refused("dtype", "'c' has neither values nor dtype", coords={"c": ms.Coordinate(("y",))}),
+    refused("fill_value", "variable 't': fill value -1 does not fit uint8", variables=one(dtype="u1", fill_value=-1)),
+    # coordinates
+    refused("shape", "coordinate 'x'", "(5,)", "(6,)", coords={"x": ms.Coordinate(("x",), np.arange(5.0))}),
+    refused("shape", "coordinate 'x'", coords={"x": ms.Coordinate(("x",), [[1], [1, 2]])}),
+    refused("dtype", "coordinate 'x'", "int32", coords={"x": ms.Coordinate(("x",), np.arange(6) / 2, dtype="i4")}),
+    refused("dtype", "coordinate 'x'", "float32", coords={"x": ms.Coordinate(("x",), np.arange(6) * 1j, dtype="f4")}),
+    refused("dtype", "coordinate 'x'", "int8", coords={"x": ms.Coordinate(("x",), np.arange(6) * 99, dtype="i1")}),
+    # layout
+    refused("layout", "shard_shape 4: give a mapping", shard_shape=4),
+    refused("layout", "shard_shape (4, 6) has 2 lengths for 3 dims", shard_shape=(4, 6)),
+    refused("layout", "chunk_shape names dim 'z'", "('time', 'y', 'x')", chunk_shape={"z": 4}),
+    refused("layout", "chunk_shape: length 0 of dim 'y'", "above 0", chunk_shape={"y": 0}),
+    refused("layout", "variable 't': shard_shape names dim 'x'", variables=one("time", "y", shard_shape={"x": 2})),
+    refused("layout", "shard length 4 of dim 'y'", "chunk's 3", "use 6", shard_shape={"y": 4}, chunk_shape={"y": 3}),
+    refused(
+        "layout",
+        "variable 't': inner chunk (1, 16384, 32768) has 2147483648 bytes, at most 2147483631",
+        "give a smaller chunk_shape",
+        variables=one(chunk_shape=(1, 2**14, 2**15)),
+    ),
+    refused(
+        "layout",
+        "variable 't': shard (8, 16384, 4096) has 2147483648 bytes, at most 2147483647",
+        "give a smaller shard_shape",
+        variables=one(shard_shape=(8, 2**14, 2**12)),
+    ),
+    # codecs
+    refused("codec", "codec 'best' is unknown; use one of fast, compact, diagnostic", codec="best"),
+    refused("codec", "variable 't': ", "blosc -> bytes", variables=one(codec=[{"name": "blosc"}, {"name": "bytes"}])),
+    refused("codec", "variable 't'", "'blosc'", variables=one(codec=["blosc"])),
+    refused("codec", "variable", codec=5),
+    refused("codec", "'zstd'", codec=[{"name": "bytes"}, {"name": "zstd", "configuration": {"level": math.inf}}]),
+]
+
+
+@pytest.mark.parametrize(("changes", "kind", "parts"), BAD)
+def test_bad_input_is_refused(changes, kind, parts) -> None:
+    """The error names the thing, the numbers and the way out."""
+    with pytest.raises(SchemaError) as caught:
+        make_schema(**changes)
+    for part in parts:
+        assert part in str(caught.value)
+    assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize("group", ["variables", "statics", "coords"])
+@pytest.mark.parametrize("item", [("time", "y"), {"dims": ("time",)}, "t", None], ids=repr)
+def test_what_is_no_description_is_refused(group, item) -> None:
+    """A tuple or a dict in the place of a Variable or Coordinate is named with its type."""
+    with pytest.raises(SchemaError) as caught:
+        make_schema(**{group: {"t": item}})
+    for part in ("'t'", type(item).__name__):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("layout", "parts"),
+    [
+        ({"unknown": ((1, 4, 6), (1, 4, 6))}, ("'unknown'",)),
+        ({"temperature": ((1, 4, 6), (1, 4))}, ("'temperature'", "(1, 4, 6)", "(1, 4)")),
+        ({"temperature": ((1, 4, 6), (1, 3, 6))}, ("'temperature'", "'y'", "4", "3")),
+        ({"temperature": ((1, 4, 0), (1, 4, 6))}, ("'temperature'", "'x'", "0")),
+    ],
+)
+def test_an_impossible_layout_is_refused(layout, parts) -> None:
+    """A layout that is given later is checked like one that is given at once."""
+    with pytest.raises(SchemaError) as caught:
+        make_schema().with_layout(layout)
+    for part in parts:
+        assert part in str(caught.value)
+    assert caught.value.kind == "layout"

@@ -1,0 +1,235 @@
+"""A schema's JSON form, and the digests that other openings and other tools have to find again."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mpistream as ms
+from mpistream.errors import FormatError
+from mpistream.schema import StreamSchema
+from tests.support.streams import make_schema, resolved
+
+# ---- fingerprint -------------------------------------------------------------------------------------
+
+# Written by hand from the text of the format, one array a line; the digest was taken of it with sha256sum.
+CANONICAL = (
+    '{"arrays":['
+    '{"chunk_shape":[1024],"codecs":[{"configuration":{"endian":"little"},"name":"bytes"},'
+    '{"configuration":{"checksum":false,"level":5},"name":"zstd"},{"name":"crc32c"}],"dims":["time"],'
+    '"dtype":"complex64","fill_value":["0x1.0000000000000p-1","NaN"],"keep_bits":null,"name":"e","role":"series",'
+    '"shard_shape":[1024],"units":null},'
+    '{"chunk_shape":[2,3],"codecs":[{"name":"bytes"},{"configuration":{"blocksize":0,"clevel":5,"cname":"lz4",'
+    '"shuffle":"bitshuffle","typesize":1},"name":"blosc"},{"name":"crc32c"}],"dims":["y","x"],"dtype":"bool",'
+    '"fill_value":false,"keep_bits":null,"name":"land","role":"static","shard_shape":[4,6],"units":null},'
+    '{"chunk_shape":[1,2,3],"codecs":[{"configuration":{"endian":"little"},"name":"bytes"},{"name":"crc32c"}],'
+    '"dims":["time","y","x"],"dtype":"float32","fill_value":"-0x1.f3c0000000000p+9","keep_bits":null,"name":"t",'
+    '"role":"variable","shard_shape":[2,4,6],"units":"\\u00b0C"}'
+    '],"calendar":"noleap","dims":[["time",0],["y",4],["x",6]],"key_separator":".","mode":"append",'
+    '"time_dim":"time","times_digest":null,"units":"hours since 1970-01-01"}'
+)
+FINGERPRINT = "e2874009069c1cc7f4c26b5bdc9a0557ecf451580cd267e1dc1c3814b0f34630"
+
+
+def described(**changes: Any) -> StreamSchema:
+    """The schema of the canonical text above."""
+    parts: dict[str, Any] = {
+        "dims": {"time": None, "y": 4, "x": 6},
+        "time": ms.AppendTime(units="hours since 1970-01-01", calendar="noleap"),
+        "variables": {
+            "t": ms.Variable(("time", "y", "x"), ">f4", attrs={"units": "°C"}, codec="none", fill_value=-999.5),
+            "e": ms.Variable(("time",), "complex64", codec="wasm", fill_value=complex(0.5, math.nan)),
+        },
+        "statics": {"land": ms.Variable(("y", "x"), "bool")},
+        "coords": {"y": ms.Coordinate(("y",), [0.0, 1.0, 2.0, 3.0])},
+        "shard_shape": {"time": 2, "y": 4, "x": 6},
+        "chunk_shape": {"time": 1, "y": 2, "x": 3},
+        "key_separator": ".",
+    }
+    return StreamSchema(**{**parts, **changes})
+
+
+def test_the_fingerprint_is_the_digest_of_the_canonical_text() -> None:
+    """Anybody can compute it from the text of the format, without this library."""
+    assert hashlib.sha256(CANONICAL.encode("ascii")).hexdigest() == FINGERPRINT
+    assert described().fingerprint() == FINGERPRINT
+
+
+def test_the_fingerprint_leaves_out_what_may_differ() -> None:
+    """Titles, long names and values of coordinates don't decide whether two streams continue each other."""
+    variables = {
+        "e": ms.Variable(("time",), "complex64", codec="wasm", fill_value=complex(0.5, math.nan)),
+        "t": ms.Variable(
+            ("time", "y", "x"), "float32", attrs={"long_name": "t", "units": "°C"}, codec="none", fill_value=-999.5
+        ),
+    }
+    coords = {"x": ms.Coordinate(("x",), np.arange(6)), "y": ms.Coordinate(("y",), [0.0, 1.0, 2.0, 4.0])}
+    other = described(attrs={"title": "another"}, variables=variables, coords=coords)
+    assert other.fingerprint() == FINGERPRINT
+    assert other.coordinates_digest() != described().coordinates_digest()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dims": {"time": None, "y": 4, "x": 6, "z": 1}},
+        {"dims": {"time": None, "x": 6, "y": 4}},
+        {"time": ms.AppendTime(units="days since 1970-01-01", calendar="noleap")},
+        {"time": ms.AppendTime(units="hours since 1970-01-01")},
+        {"key_separator": "/"},
+        {"statics": {}},
+        {"statics": {"land": ms.Variable(("y", "x"), "uint8")}},
+        {"statics": {"land": ms.Variable(("y", "x"), "bool", fill_value=True)}},
+        {"statics": {"land": ms.Variable(("x", "y"), "bool")}},
+        {"statics": {"land": ms.Variable(("y", "x"), "bool", attrs={"units": "1"})}},
+        {"coords": {"lat": ms.Coordinate(("y", "x"), dtype="f4")}},
+        {"shard_shape": {"time": 2, "y": 2, "x": 6}},
+        {"chunk_shape": {"time": 2, "y": 2, "x": 3}},
+        {"codec": "compact"},
+    ],
+    ids=repr,
+)
+def test_the_fingerprint_holds_what_a_stream_is(changes) -> None:
+    """Dims, time, dtypes, fill values, units, layout and codecs."""
+    assert described(**changes).fingerprint() != FINGERPRINT
+
+
+def test_the_fingerprint_of_the_json_form() -> None:
+    """Text, bytes and the schema itself have the same one; anything else is a FormatError."""
+    text = json.dumps(described().to_json())
+    for form in (described(), text, text.encode()):
+        assert ms.schema_fingerprint(form) == FINGERPRINT
+    for bad in ("garbage", b"\xff", "{}", "5", "[" * 100_000, '{"dims": NaN}'):
+        with pytest.raises(FormatError):
+            ms.schema_fingerprint(bad)
+
+
+def test_the_digest_of_coordinates() -> None:
+    """Canonical JSON of name, dims, dtype and the sha256 of the values, in the order of the names."""
+    schema = described(
+        coords={
+            "y": ms.Coordinate(("y",), [0.0, 1.0, 2.0, 3.0]),
+            "x": ms.Coordinate(("x",), np.arange(6, dtype=">i2")),
+            "lat": ms.Coordinate(("y", "x"), dtype="f4"),
+        }
+    )
+    x = hashlib.sha256(np.arange(6, dtype="<i2").tobytes()).hexdigest()
+    y = hashlib.sha256(np.arange(4, dtype="<f8").tobytes()).hexdigest()
+    text = f'[["x",["x"],"int16","{x}"],["y",["y"],"float64","{y}"]]'
+    assert schema.coordinates_digest() == hashlib.sha256(text.encode()).hexdigest()
+    assert make_schema(coords={}).coordinates_digest() == hashlib.sha256(b"[]").hexdigest()
+
+
+# ---- JSON --------------------------------------------------------------------------------------------
+
+
+def same(a: StreamSchema, b: StreamSchema) -> bool:
+    return (
+        a.to_json() == b.to_json()
+        and a.fingerprint() == b.fingerprint()
+        and a.coordinates_digest() == b.coordinates_digest()
+        and a.time_array.to_json() == b.time_array.to_json()
+        and [x.role for x in a.arrays.values()] == [x.role for x in b.arrays.values()]
+        and a.partitioned_dims == b.partitioned_dims
+    )
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        described(),
+        resolved(),
+        resolved(key_separator=".", attrs={"title": "t", "n": [1, 2.5, None]}, codec="checkpoint"),
+        resolved(time=ms.AppendTime(units="s", calendar="360_day", attrs={"long_name": "model time"})),
+        resolved(statics={"scalar": ms.Variable((), "float64", fill_value=-0.0)}, coords={}),
+        resolved(coords={"name": ms.Coordinate((), 5, attrs={"a": 1}), "x": ms.Coordinate(("x",), np.arange(6.0))}),
+    ],
+)
+def test_a_schema_survives_json(schema) -> None:
+    """From its document comes a schema with the same document, digests and arrays, only values stay behind."""
+    again = StreamSchema.from_json(json.loads(json.dumps(schema.to_json(), allow_nan=False)))
+    assert same(again, schema)
+    assert all(a.values is None for a in again.arrays.values())
+    for name, array in schema.arrays.items():
+        assert again.arrays[name].fill.tobytes() == array.fill.tobytes()
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """All places in a document."""
+    below: list[tuple[Any, ...]] = []
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            below += [(*at, key), *paths(inner, (*at, key))]
+    return below
+
+
+DOCUMENT = json.loads(json.dumps(resolved().to_json()))
+PATHS = paths(DOCUMENT)
+numbers = st.integers(-2, 3) | st.sampled_from([2**31, 2**63, 10**30, 10**400, 0.5, math.inf, math.nan, 1e300])
+scalars = (
+    st.none() | st.booleans() | numbers | st.sampled_from(["", "time", "y", "/", "fast", "NaN", "\ud800", "bytes"])
+)
+values = st.recursive(
+    scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.sampled_from("ya"), v, max_size=2)
+)
+
+
+def replaced(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    found = copy.deepcopy(document)
+    place = found
+    for key in path[:-1]:
+        place = place[key]
+    if value is ...:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return found
+
+
+@given(st.sampled_from(PATHS), values | st.just(...))
+def test_a_damaged_document_is_a_format_error(path, value) -> None:
+    """One value replaced or left out: a schema that can be used, or FormatError, never another exception."""
+    try:
+        schema = StreamSchema.from_json(replaced(DOCUMENT, path, value))
+    except FormatError as error:
+        assert error.kind == "schema"
+    else:
+        assert same(StreamSchema.from_json(json.loads(json.dumps(schema.to_json()))), schema)
+
+
+# A digest is looked for in coordinates only.
+NEEDED = [
+    p
+    for p in PATHS
+    if isinstance(p[-1], str) and "attrs" not in p[:-1] and "configuration" not in p
+    if p[-1] != "digest" or DOCUMENT["arrays"][p[1]]["name"] in DOCUMENT["coords"]
+]
+
+
+@pytest.mark.parametrize("path", NEEDED, ids=str)
+def test_nothing_in_the_document_may_be_missing(path) -> None:
+    """Each name of the document is needed, except inside attributes and codecs' configurations."""
+    with pytest.raises(FormatError):
+        StreamSchema.from_json(replaced(DOCUMENT, path, ...))
+
+
+@given(values)
+def test_any_other_json_is_a_format_error(value) -> None:
+    """Whatever JSON says in its place."""
+    with pytest.raises(FormatError, match="the schema is damaged"):
+        StreamSchema.from_json(value)
+
+
+def test_an_unknown_time_mode_is_refused_by_name() -> None:
+    """A store of a later version says so instead of being read wrongly."""
+    with pytest.raises(FormatError, match="time mode 'indexed' is not known"):
+        StreamSchema.from_json(replaced(DOCUMENT, ("time", "mode"), "indexed"))
