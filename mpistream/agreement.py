@@ -102,14 +102,19 @@ class Channel:
             except MPIStreamError as error:
                 raise error from failure
         try:
-            payloads = self._votes(n, operation, digest, payload, failure)
+            if failure is not None:
+                raise error_from_json(error_to_json(failure, rank=0)) from failure
+            payloads = self._votes(n, operation, digest, payload)
             answers = answer(payloads) if answer is not None else [None] * self.size
+        except MPIStreamError as error:
+            self._answer_all(n, error_to_json(error))
+            self._note(error)
+            raise
         except BaseException as error:
             document = error_to_json(error, rank=0)
             self._answer_all(n, document)
-            if isinstance(error, Exception) and not isinstance(error, MPIStreamError):
+            if isinstance(error, Exception):
                 raise error_from_json(document) from error
-            self._note(error)
             raise
         for rank in range(1, self.size):
             self._transport.send(rank, _TAG_ANSWER, _dump({"n": n, "value": answers[rank]}))
@@ -119,10 +124,8 @@ class Channel:
         if isinstance(error, CommitError) and error.kind in _DEADLY:
             self.failure = error
 
-    def _votes(self, n: int, operation: str, digest: str, payload: Any, failure: MPIStreamError | None) -> list[Any]:
+    def _votes(self, n: int, operation: str, digest: str, payload: Any) -> list[Any]:
         """Poll for the votes of agreement ``n``; raise at the first that says failure or does not match."""
-        if failure is not None:
-            raise failure
         payloads = {0: payload}
         for _ in waiting(self._timeout):
             # All that have come, before any conclusion: a rank that gave up takes its vote back with a second one.
@@ -188,7 +191,7 @@ class Channel:
         n = self._n
         self._n += 1
         if error is not None:
-            self._answer_all(n, error_to_json(error, rank=0))
+            self._answer_all(n, error_to_json(error, rank=None if isinstance(error, MPIStreamError) else 0))
             self._note(error)
             return
         for rank in range(1, self.size):

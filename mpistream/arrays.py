@@ -316,7 +316,7 @@ def codec_chain(name: str, codec: Any, dtype: np.dtype[Any]) -> tuple[Mapping[st
         raise SchemaError(
             f"variable {name!r}: codec {codec!r}: give a profile name or a list of Zarr codecs", kind="codec"
         )
-    chain = json_value(f"variable {name!r}, codec", list(codec))
+    chain = [json_value(f"variable {name!r}, codec {c.get('name')!r}", c) for c in codec]
     try:
         ChunkCodec(chain, dtype)
     except FormatError as error:

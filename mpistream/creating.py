@@ -99,7 +99,8 @@ class CreateRequest:
 
     def _set_aside_old(self, store: Store, epoch: int) -> None:
         """Rename what was there out of the way, the manifest first: from then on it is no store."""
-        store.delete(MANIFEST_KEY)
+        if store.delete(MANIFEST_KEY):
+            store.sync_folders([MANIFEST_KEY])
         for name in store.list(FOLDER):
             if f"{FOLDER}/{name}" not in (
                 EPOCHS_FOLDER,

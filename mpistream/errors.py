@@ -186,6 +186,7 @@ def error_to_json(error: BaseException, *, rank: int | None = None) -> dict[str,
         "kind": kind,
         "rank": own_rank if own_rank is not None else rank,
         "errno": getattr(error, "errno", None),
+        "cause_text": getattr(error, "cause_text", None),
     }
 
 
@@ -195,9 +196,7 @@ def error_from_json(document: dict[str, Any]) -> MPIStreamError:
     Not collective.
     """
     cls = _BY_NAME[document["class"]]
-    return cls(
-        document["message"],
-        kind=document["kind"],
-        rank=document["rank"],
-        errno=document["errno"],
-    )
+    error = cls(document["message"], kind=document["kind"], rank=document["rank"], errno=document["errno"])
+    if isinstance(error, CommitError) and document["cause_text"] is not None:
+        error.cause_text = document["cause_text"]
+    return error

@@ -184,7 +184,7 @@ class Manifest:
     statics: tuple[str, ...]
     dropped: tuple[Dropped, ...]
     floors: tuple[tuple[int, int], ...]
-    """(start, commit_seq), ascending in both: what was at a record from ``start`` on before ``commit_seq`` was dropped."""
+    """(start, commit_seq), ascending in both: before that commit, other records lay from ``start`` on."""
     schema: StreamSchema
     fingerprint: str
     coordinates_digest: str

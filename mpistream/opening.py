@@ -115,7 +115,8 @@ def checked_regions(given: Sequence[Any], schema: StreamSchema) -> list[Region] 
                 rank=rank,
             )
         try:
-            regions.append(Region.from_mapping(region, schema.partitioned_sizes))
+            bounds = {dim: slice(*b) for dim, b in region.items()}
+            regions.append(Region.from_mapping(bounds, schema.partitioned_sizes))
         except SchemaError as error:
             raise SchemaError(f"rank {rank}: {error}", kind=error.kind, rank=rank) from error
     return regions

@@ -62,6 +62,8 @@ class StoreReader:
     def _set(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self._times: NDArray[np.float64] | None = None
+        # The newest manifest that was seen, with its bytes: most looks at it find the same again.
+        self._newest: tuple[bytes, Manifest] = b"", manifest
 
     @property
     def manifest(self) -> Manifest:
@@ -185,25 +187,39 @@ class StoreReader:
         out = np.empty([b - a for a, b in box], array.dtype)
         if out.size == 0:
             return out
+        error = None
         try:
             if array.role is Role.COORDINATE or not array.dims:
                 self._read_chunks(array, box, out)
             else:
                 self._read_shards(array, record, box, out)
-        except FormatError as error:
-            self._judge(error)
+        except FormatError as found:
+            error = found
+        self._confirm(0 if record is None else record + 1, error)
         return out
 
-    def _judge(self, error: FormatError) -> None:
-        """A shard that is missing or bad may have been dropped by a resume since: only the manifest tells."""
-        epoch = Manifest.from_bytes(_manifest_bytes(self._store)).epoch
-        if epoch != self._manifest.epoch:
+    def _confirm(self, stop: int, error: FormatError | None = None) -> None:
+        """After a read of records before ``stop``, make sure that they are still those of this state.
+
+        A resume with ``at``, or a new store in the place of this one, may have replaced them meanwhile, and then
+        what was read, or was missing, belongs to another run.
+        """
+        data = self._store.read(MANIFEST_KEY)
+        if data is not None and data != self._newest[0]:
+            self._newest = data, Manifest.from_bytes(data)
+        known, newest = self._manifest, self._newest[1]
+        if (
+            data is None
+            or newest.store_id != known.store_id
+            or any(seq > known.commit_seq and begins < stop for begins, seq in newest.floors)
+        ):
             raise StoreError(
-                f"{self._store.url} was opened for writing again (epoch {epoch}, read as of {self._manifest.epoch}): "
-                f"call refresh(); then: {error}",
+                f"{self._store.url}: what was read as of commit {known.commit_seq} was dropped or replaced since "
+                f"(epoch {newest.epoch}, read as of {known.epoch}): call refresh()",
                 kind="superseded",
             ) from error
-        raise error
+        if error is not None:
+            raise error
 
     def _read_shards(self, array: ArraySpec, record: int | None, box: Box, out: NDArray[Any]) -> None:
         spec, grid = array.shard_spec(), array.grid
@@ -252,15 +268,16 @@ class StoreReader:
 
     def _series(self, array: ArraySpec, start: int, stop: int) -> NDArray[Any]:
         codec = ChunkCodec(array.chain, array.dtype)
-        out = np.empty(stop - start, array.dtype)
+        out, error = np.empty(stop - start, array.dtype), None
         try:
             for i in range(start // SERIES_CHUNK, -(-stop // SERIES_CHUNK)):
                 a, b = max(start, i * SERIES_CHUNK), min(stop, (i + 1) * SERIES_CHUNK)
-                out[a - start : b - start] = self._chunk(array, codec, (i,))[
-                    a - i * SERIES_CHUNK : b - i * SERIES_CHUNK
-                ]
-        except FormatError as error:
-            self._judge(error)
+                first = i * SERIES_CHUNK
+                out[a - start : b - start] = self._chunk(array, codec, (i,))[a - first : b - first]
+        except FormatError as found:
+            error = found
+        if stop > start:
+            self._confirm(stop, error)
         return out
 
     def refresh(self) -> bool:

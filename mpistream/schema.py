@@ -426,7 +426,7 @@ def schema_fingerprint(schema: StreamSchema | str | bytes) -> str:
     if not isinstance(schema, StreamSchema):
         try:
             document = json.loads(schema)
-        except (TypeError, ValueError) as error:
+        except (RecursionError, TypeError, ValueError) as error:
             raise FormatError(f"the schema is not valid JSON: {error}", kind="schema") from error
         schema = StreamSchema.from_json(document)
     return schema.fingerprint()

@@ -141,7 +141,7 @@ def write_resume(
     return _open("write_resume", url, request, comm=comm, region=region, takeover=takeover, options=options)
 
 
-def _plain_region(region: Mapping[str, Any] | None) -> dict[str, list[int]] | None:
+def _plain_region(region: Mapping[str, Any] | None) -> dict[str, list[int | None]] | None:
     """Return a region as JSON types; whether it fits is for the owner to say, who knows the dims."""
     if region is None:
         return None
@@ -152,12 +152,17 @@ def _plain_region(region: Mapping[str, Any] | None) -> dict[str, list[int]] | No
     plain = {}
     for dim, bounds in region.items():
         try:
-            start, stop = (bounds.start, bounds.stop) if isinstance(bounds, slice) else bounds
-            plain[str(dim)] = [operator.index(start), operator.index(stop)]
+            if isinstance(bounds, slice):
+                if bounds.step not in (None, 1):
+                    raise ValueError(bounds.step)
+                bounds = bounds.start, bounds.stop
+                plain[str(dim)] = [None if n is None else operator.index(n) for n in bounds]
+            else:
+                start, stop = bounds
+                plain[str(dim)] = [operator.index(start), operator.index(stop)]
         except (TypeError, ValueError) as error:
             raise SchemaError(
-                f"region {region!r}: bounds {bounds!r} of dim {dim!r}; give (start, stop), two integers",
-                kind="region",
+                f"region {region!r}: bounds {bounds!r} of dim {dim!r}; give (start, stop), two integers", kind="region"
             ) from error
     return plain
 
@@ -209,7 +214,7 @@ class _Call:
     url: str
     store: Store
     request: CreateRequest | ResumeRequest
-    region: dict[str, list[int]] | None
+    region: dict[str, list[int | None]] | None
     takeover: bool
     options: Options
 

@@ -17,7 +17,7 @@ __all__ = ["CommitReceipt", "CommitToken", "times_sha256"]
 
 
 # What `mpistream.errors.error_to_json` gives.
-_FAILURE = ("class", "message", "kind", "rank", "errno")
+_FAILURE = ("class", "message", "kind", "rank", "errno", "cause_text")
 
 
 def times_sha256(times: Sequence[float]) -> str:
