@@ -316,9 +316,9 @@ def codec_chain(name: str, codec: Any, dtype: np.dtype[Any]) -> tuple[Mapping[st
         raise SchemaError(
             f"variable {name!r}: codec {codec!r}: give a profile name or a list of Zarr codecs", kind="codec"
         )
-    chain = [json_value(f"variable {name!r}, codec {c.get('name')!r}", c) for c in codec]
     try:
+        chain = [json_value(f"codec {c.get('name')!r}", c) for c in codec]
         ChunkCodec(chain, dtype)
-    except FormatError as error:
+    except (FormatError, SchemaError) as error:
         raise SchemaError(f"variable {name!r}: {error}", kind="codec") from error
     return tuple(chain)

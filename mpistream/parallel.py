@@ -179,8 +179,7 @@ class StreamWriter:
         Nothing is durable or visible until `commit` returns. Failures of the store are kept for it.
         """
         self._check_open("write_record")
-        if self._record is not None:
-            raise ProtocolError("write_record inside a record(); end that one first", kind="nested")
+        self._check_no_record("write_record")
         self._writer.write_record(t, arrays)
         self._keep_lease()
 
@@ -201,8 +200,7 @@ class StreamWriter:
             As `write_record`, on the calling rank, when the body has ended.
         """
         self._check_open("record")
-        if self._record is not None:
-            raise ProtocolError("record() inside a record(); end that one first", kind="nested")
+        self._check_no_record("record")
         self._record = Record(self._writer, self._buffers)
         try:
             yield self._record
@@ -290,8 +288,7 @@ class StreamWriter:
         When it returns, the records are durable (as `Options.durability` says) and visible.
         """
         self._check_open("commit")
-        if self._record is not None:
-            raise ProtocolError("commit inside a record(); end that one first", kind="nested")
+        self._check_no_record("commit")
         began = time.perf_counter()
         try:
             return self._commit(partial_rows)
@@ -389,7 +386,7 @@ class StreamWriter:
         Afterwards ``n_records`` and ``last_t`` are those of the last commit.
         """
         self._check_open("rollback")
-        self._record = None
+        self._check_no_record("rollback")
         failure = None
         try:
             self._writer.rollback()
@@ -409,13 +406,13 @@ class StreamWriter:
         """
         if self._is_closed:
             return
+        self._check_no_record("close")
         if not self._channel.is_usable():
             self._say_what_is_lost("MPI is finalised or a rank has failed")
             self._release()
             if self._channel.failure is not None:
                 raise self._channel.failure
             return
-        self._record = None
         try:
             self.commit()
         except BaseException:
@@ -466,6 +463,10 @@ class StreamWriter:
             raise ProtocolError(f"{call} on a closed writer; open the store again with write_resume", kind="closed")
         if self._channel.failure is not None:
             raise self._channel.failure
+
+    def _check_no_record(self, call: str) -> None:
+        if self._record is not None:
+            raise ProtocolError(f"{call} inside a record(); end that one first", kind="nested")
 
     def _keep_lease(self) -> None:
         if self._owner is not None:

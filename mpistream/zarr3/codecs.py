@@ -48,7 +48,7 @@ PROFILES: dict[str, tuple[str, int, str] | None] = {
 }
 
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
-_BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
+_BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")  # snappy is not in numcodecs' build
 _CRC_NBYTES = 4
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BLOSC_HEADER = struct.Struct("<4xIII")  # version, versionlz, flags, typesize; nbytes, blocksize, cbytes
@@ -113,22 +113,30 @@ def _part(codec: Any) -> tuple[str, Mapping[str, Any]]:
 
 def _compressor(name: str, configuration: Mapping[str, Any], itemsize: int) -> Any:
     """Return the numcodecs codec of one compressor of the chain."""
+
+    def number(key: str, low: int, high: int, default: int | None = None) -> int:
+        value = operator.index(configuration[key] if default is None else configuration.get(key, default))
+        if not low <= value <= high:
+            raise ValueError(f"{key} {value} is not in {low} to {high}")
+        return value
+
+    # The ranges are those of the codecs' specifications and of the libraries behind them.
     try:
         if name == "blosc":
             if configuration["cname"] not in _BLOSC_NAMES:
                 raise ValueError(f"cname {configuration['cname']!r}")
             return numcodecs.Blosc(
                 cname=configuration["cname"],
-                clevel=operator.index(configuration["clevel"]),
+                clevel=number("clevel", 0, 9),
                 shuffle=_SHUFFLES[configuration["shuffle"]],
-                blocksize=operator.index(configuration.get("blocksize", 0)),
-                typesize=operator.index(configuration.get("typesize", itemsize)),
+                blocksize=number("blocksize", 0, MAX_CHUNK_NBYTES, 0),
+                typesize=number("typesize", 1, 255, itemsize),
             )
         if name == "zstd":
             return numcodecs.Zstd(
-                level=operator.index(configuration["level"]), checksum=bool(configuration.get("checksum", False))
+                level=number("level", -131072, 22), checksum=bool(configuration.get("checksum", False))
             )
-        return numcodecs.GZip(level=operator.index(configuration["level"]))
+        return numcodecs.GZip(level=number("level", 0, 9))
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"codec {name!r}: bad configuration, {error!r}", kind="codec") from error
 
