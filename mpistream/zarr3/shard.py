@@ -15,7 +15,7 @@ Rules of this room:
 * An object that replaces an earlier one keeps every inner chunk of it at its old offset, byte for byte;
   what is new or changed follows, then the index. A plain reader that read the old index and reads its
   inner chunks from the new object still gets what the old index promised.
-* Records arrive in order, inner chunks of one record lie in C order, time slowest.
+* Records may arrive in any order; inner chunks of one record lie in C order.
 * "All fill" is bytewise: -0.0 is not 0.0, and NaN is NaN when its bits are the same.
 
 An array without time (a static) is a shard with one record.
@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -166,7 +166,7 @@ class ChunkEncoder:
 
 
 class OpenShard:
-    """One shard that is being filled, record by record.
+    """One shard that is being filled, record by record, in any order.
 
     Parameters
     ----------
@@ -179,21 +179,23 @@ class OpenShard:
     def __init__(self, encoder: ChunkEncoder, box_shape: tuple[int, ...]) -> None:
         self._encoder = encoder
         self._spec = encoder.spec
-        self.n_records = 0
         self._pieces: list[Any] = []
         self._end = 0
         # Invariant: every present entry names bytes below _end, in _pieces.
         self._entries: NDArray[np.uint64] = np.full((math.prod(self._spec.n_chunks), 2), _MISSING, np.uint64)
         self._time_extent = self._spec.chunk_shape[0]
-        self._slab: NDArray[Any] | None = None
-        self._slab_is_dirty = False
+        # Position of an inner chunk in time -> its records, raw, and those that are there. A full one is encoded
+        # and leaves; one that is not stays, because it is encoded again when more of it has come.
+        self._slabs: dict[int, _Slab] = {}
         self._space = list(_split(box_shape, self._spec.chunk_shape[1:]))
         self._slab_shape = (self._time_extent, *box_shape)
         self._grid: NDArray[np.int64] = np.arange(len(self._entries)).reshape(self._spec.n_chunks)
 
     @classmethod
-    def from_object(cls, encoder: ChunkEncoder, box_shape: tuple[int, ...], data: bytes, n_records: int) -> OpenShard:
-        """Return the shard of an object, with its first ``n_records`` records only.
+    def from_object(
+        cls, encoder: ChunkEncoder, box_shape: tuple[int, ...], data: bytes, records: Collection[int]
+    ) -> OpenShard:
+        """Return the shard of an object, with some of its records only.
 
         Not collective.
 
@@ -203,8 +205,8 @@ class OpenShard:
             As in the constructor.
         data
             The whole object.
-        n_records
-            Records of the row to keep; what the object holds beyond them was dropped or never committed.
+        records
+            Records of the row to keep; what else the object holds was dropped, invalidated or never committed.
 
         Raises
         ------
@@ -214,70 +216,80 @@ class OpenShard:
         self = cls(encoder, box_shape)
         spec = self._spec
         entries = parse_index(data[-spec.index_nbytes :], spec, len(data))
-        n_full, n_in_slab = divmod(n_records, self._time_extent)
-        kept = self._grid[: n_full + (n_in_slab > 0)].reshape(-1)
-        present = [int(i) for i in kept if entries[i, 0] != _MISSING]
+        by_slab: dict[int, set[int]] = {}
+        for record in records:
+            by_slab.setdefault(record // self._time_extent, set()).add(record % self._time_extent)
+        for time_index, kept in sorted(by_slab.items()):
+            chunks = self._grid[time_index].reshape(-1)
+            self._entries[chunks] = entries[chunks]
+            present = [int(i) for i in chunks if entries[i, 0] != _MISSING]
+            self._end = max([self._end, *(int(entries[i].sum()) for i in present)])
+            if len(kept) < self._time_extent:
+                # The stored chunk may hold more than was kept: it is encoded anew before it is written.
+                self._slabs[time_index] = self._read_slab(entries, data, time_index, kept)
         # Kept inner chunks stay at their offsets; bytes behind the last of them belong to no committed record.
-        self._end = max((int(entries[i].sum()) for i in present), default=0)
         if self._end:
             self._pieces.append(data[: self._end])
-        self._entries[kept] = entries[kept]
-        if n_in_slab:
-            slab = self._new_slab()
-            for index, box in self._space:
-                chunk = _decode_chunk(spec, entries[self._grid[(n_full, *index)]], data)
-                if chunk is not None:
-                    part = slab[(slice(n_in_slab), *box)]
-                    part[...] = chunk[tuple(slice(n) for n in part.shape)]
-            # Beyond n_in_slab the stored chunk may hold more than was kept: encode it anew before it is written.
-            self._slab_is_dirty = True
-        self.n_records = n_records
         return self
+
+    def _read_slab(self, entries: NDArray[np.uint64], data: bytes, time_index: int, kept: set[int]) -> _Slab:
+        slab = self._new_slab()
+        for index, box in self._space:
+            offset, nbytes = (int(v) for v in entries[self._grid[(time_index, *index)]])
+            if offset != _MISSING:
+                chunk = self._spec.codec.decode(data[offset : offset + nbytes], self._spec.chunk_shape)
+                for record in kept:
+                    part = slab.records[(record, *box)]
+                    part[...] = chunk[(record, *(slice(n) for n in part.shape))]
+        slab.present |= kept
+        slab.is_dirty = True
+        return slab
 
     @property
     def nbytes(self) -> int:
-        """Bytes of encoded pieces and of the slab that are held in memory."""
-        return self._end + (self._slab.nbytes if self._slab is not None else 0)
+        """Bytes of encoded pieces and of raw records that are held in memory."""
+        return self._end + sum(slab.records.nbytes for slab in self._slabs.values())
 
-    def add(self, block: NDArray[Any]) -> None:
-        """Put the next record into the shard.
+    def put(self, record: int, block: NDArray[Any]) -> None:
+        """Put a record of the row into the shard.
 
         Not collective.
 
         Parameters
         ----------
+        record
+            Its position in the row; each is put once.
         block
             The shard's part of the record, shape ``box_shape``; it may be overwritten when the call returns.
         """
-        time_index, in_slab = divmod(self.n_records, self._time_extent)
-        assert time_index < self._spec.n_chunks[0], "a full shard takes no record"
+        time_index, in_slab = divmod(record, self._time_extent)
         if self._time_extent == 1:
             self._encode(time_index, block[np.newaxis])
-        else:
-            if self._slab is None:
-                self._slab = self._new_slab()
-            self._slab[in_slab] = block
-            self._slab_is_dirty = True
-            if in_slab == self._time_extent - 1:
-                self._encode(time_index, self._slab)
-                self._slab, self._slab_is_dirty = None, False
-        self.n_records += 1
+            return
+        slab = self._slabs.get(time_index)
+        if slab is None:
+            slab = self._slabs[time_index] = self._new_slab()
+        assert in_slab not in slab.present, "a record is put once"
+        slab.records[in_slab] = block
+        slab.present.add(in_slab)
+        slab.is_dirty = True
+        if len(slab.present) == self._time_extent:
+            self._encode(time_index, slab.records)
+            del self._slabs[time_index]
 
     def finish(self) -> list[Any]:
         """Return the object as it is now, as buffers to be written one after the other.
 
         Not collective. The shard goes on growing afterwards.
         """
-        if self._slab is not None and self._slab_is_dirty:
-            time_index, in_slab = divmod(self.n_records, self._time_extent)
-            self._slab[in_slab:] = self._spec.fill
-            self._encode(time_index, self._slab)
-            self._slab_is_dirty = False
+        for time_index, slab in sorted(self._slabs.items()):
+            if slab.is_dirty:
+                self._encode(time_index, slab.records)
+                slab.is_dirty = False
         return [*self._pieces, index_bytes(self._entries)]
 
-    def _new_slab(self) -> NDArray[Any]:
-        self._slab = np.full(self._slab_shape, self._spec.fill, self._spec.codec.stored_dtype)
-        return self._slab
+    def _new_slab(self) -> _Slab:
+        return _Slab(np.full(self._slab_shape, self._spec.fill, self._spec.codec.stored_dtype))
 
     def _encode(self, time_index: int, records: NDArray[Any]) -> None:
         for index, box in self._space:
@@ -292,6 +304,15 @@ class OpenShard:
             self._end += nbytes
 
 
+@dataclass(slots=True)
+class _Slab:
+    """The records of one inner chunk in time, raw; those that are not present are fill."""
+
+    records: NDArray[Any]
+    present: set[int] = field(default_factory=set)
+    is_dirty: bool = False
+
+
 def _split(shape: Sequence[int], chunk_shape: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Slices]]:
     """Yield, in C order, the index of every inner chunk that ``shape`` touches, and its clipped slices."""
     counts = [-(-n // c) for n, c in zip(shape, chunk_shape, strict=True)]
@@ -300,13 +321,6 @@ def _split(shape: Sequence[int], chunk_shape: Sequence[int]) -> Iterator[tuple[t
             index,
             tuple(slice(i * c, min((i + 1) * c, n)) for i, c, n in zip(index, chunk_shape, shape, strict=True)),
         )
-
-
-def _decode_chunk(spec: ShardSpec, entry: NDArray[np.uint64], data: bytes) -> NDArray[Any] | None:
-    if entry[0] == _MISSING:
-        return None
-    offset, nbytes = int(entry[0]), int(entry[1])
-    return spec.codec.decode(data[offset : offset + nbytes], spec.chunk_shape)
 
 
 def read_shard(
