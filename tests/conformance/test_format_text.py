@@ -180,7 +180,7 @@ def test_group_document() -> None:
     entries = group["consolidated_metadata"]["metadata"]
     arrays = {key.split("/")[0]: json.loads(d) for key, d in documents.arrays(3, growing_only=False).items()}
     assert entries == arrays
-    group["consolidated_metadata"]["metadata"] = dict.fromkeys(entries, {})
+    group["consolidated_metadata"]["metadata"] = {name: {} for name in entries}
     assert json.loads(example("group")) == group
 
 
@@ -316,7 +316,7 @@ class WatchedStore(MemoryStore):
 
 @pytest.mark.parametrize("separator", ["/", "."])
 def test_section_2_names_every_file(separator: str) -> None:
-    """Whatever there is while a store is made, grows, is resumed, dropped from, taken over and replaced is drawn there."""
+    """Whatever there is while a store is made, grows, loses records to a resume and is replaced is drawn there."""
     schema = ms.StreamSchema(
         dims={"time": None, "y": 4},
         time=ms.AppendTime(units="days since 2000-01-01"),
@@ -332,6 +332,7 @@ def test_section_2_names_every_file(separator: str) -> None:
         w.write_record(i, {"v": np.full(4, i, "int32"), "s": i})
         w.commit()
     ms.write_resume(store, at=3.0, takeover=True).close()
+    w.close()
     ms.write_open(store, schema, overwrite=True).close()
     ours = {key.removeprefix(".mpistream/") for key in store.seen if key.startswith(".mpistream/")}
     theirs = {key for key in store.seen if not key.startswith(".mpistream/")}
