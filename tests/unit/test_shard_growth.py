@@ -215,9 +215,9 @@ def test_a_damaged_slab_is_refused_when_it_is_read_back() -> None:
     st.sampled_from([0.0, -0.0, np.nan]),
     st.lists(st.tuples(st.sampled_from(["add", "fill", "commit", "resume"]), st.integers(0, ROW)), max_size=30),
 )
-@settings(max_examples=200)
+@settings(max_examples=120)
 def test_any_history_of_a_row_keeps_what_was_committed(extent, fill, history) -> None:
-    """Records, commits and resumes that drop some: every index of this epoch and of the last holds for what was kept."""
+    """Records, commits and resumes that drop some: indexes of this epoch and the last hold for what was kept."""
     spec = row_spec(extent, fill=fill, profile="fast")
     encoder = ChunkEncoder(spec)
     shard = OpenShard(encoder, BOX)
