@@ -271,8 +271,11 @@ class StoreReader:
                 yield seen
                 seen += 1
                 deadline = time.monotonic() + timeout
-            known = self._manifest.commit_seq
+            known, store_id = self._manifest.commit_seq, self._manifest.store_id
             if self.refresh():
+                if self._manifest.store_id != store_id:
+                    seen = 0  # another store in the place of this one
+                    continue
                 # Records that a resume dropped were replaced, or will be: those are yielded again.
                 seen = min(seen, self.n_records, *(start for start, seq in self._manifest.floors if seq > known))
                 continue
