@@ -160,9 +160,9 @@ def compare(mine: ms.StoreReader, plain: zarr.Group) -> dict[str, bool]:
     for name in mine.schema.variables:
         array = plain[name]
         n_equal = sum(bits_equal(mine.read_record(name, i), array[i]) for i in range(N_RECORDS))
-        same[name] = mine.n_records == len(array) == n_equal == N_RECORDS
+        same[name] = mine.n_records == array.shape[0] == n_equal == N_RECORDS
         n_bytes = array.nbytes / 1e6
-        say(f"  {name:10} {n_equal:3} of {len(array)} records equal, {n_bytes:.0f} MB  {verdict(same[name])}")
+        say(f"  {name:10} {n_equal:3} of {array.shape[0]} records equal, {n_bytes:.0f} MB  {verdict(same[name])}")
     for name in (*mine.schema.statics, *mine.schema.coords, "time"):
         values = mine.read_static(name)
         same[name] = bits_equal(values, plain[name][...])

@@ -17,7 +17,6 @@ may still be inside.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,6 +32,9 @@ _TAG_ANSWER = 2
 # After these nobody may count on this channel: a rank has left, was given up, or does not know what is committed.
 _DEADLY = ("left", "timeout", "outcome_unknown")
 
+# Rank 0 knows who is missing, so the others give it this much longer to say so before they blame it.
+_PATIENCE = 1.25
+
 # A message names so many ranks; of 10,000 that did not come nobody reads all.
 _MAX_NAMED = 8
 
@@ -45,7 +47,7 @@ class Channel:
     transport
         The communicator.
     timeout
-        Seconds to wait for the other ranks in one agreement.
+        Seconds that rank 0 waits for the others in one agreement; they wait a quarter longer for its answer.
     """
 
     def __init__(self, transport: Transport, timeout: float) -> None:
@@ -98,7 +100,7 @@ class Channel:
         if self.rank != 0:
             self._send_vote(n, operation, digest=digest, payload=payload, failure=failure)
             try:
-                return self.outcome(n)
+                return self._await_answer(n)
             except MPIStreamError as error:
                 raise error from failure
         try:
@@ -175,7 +177,7 @@ class Channel:
             Kind ``timeout`` after the timeout; the channel is dead.
         """
         try:
-            return self._transport.gather(data, self._timeout)
+            return self._transport.gather(data, self._timeout if self.rank == 0 else _PATIENCE * self._timeout)
         except TimeoutError:
             error = CommitError(
                 f"a token did not come within {self._timeout:g} s; nothing was committed", kind="timeout"
@@ -209,40 +211,47 @@ class Channel:
         """
         n = self._n
         self._n += 1
-        try:
-            return self.outcome(n)
-        except CommitError as error:
-            if error is not self.failure:
-                raise
+        answer = self._receive(n, _PATIENCE * self._timeout)
+        if answer is None:
             self.failure = CommitError(
                 f"rank 0 did not say within {self._timeout:g} s whether the commit took place; this writer is dead, "
                 "write_resume tells what is committed",
                 kind="outcome_unknown",
                 rank=0,
             )
-            raise self.failure from None
+            raise self.failure
+        return self._open_answer(answer)
 
-    def outcome(self, n: int, timeout: float | None = None) -> Any:
-        """Wait for rank 0's answer number ``n``."""
-        for _ in waiting(self._timeout if timeout is None else timeout):
+    def _await_answer(self, n: int) -> Any:
+        """Wait for rank 0's answer in agreement ``n``."""
+        answer = self._receive(n, _PATIENCE * self._timeout)
+        if answer is None:
+            self.failure = CommitError(
+                f"rank 0 did not answer within {self._timeout:g} s; every rank must make the same calls",
+                kind="timeout",
+                rank=0,
+            )
+            # Should rank 0 come later, it must not go on with a vote of a rank that has given up.
+            self._send_vote(n, "leave", failure=self.failure)
+            raise self.failure
+        return self._open_answer(answer)
+
+    def _receive(self, n: int, timeout: float) -> dict[str, Any] | None:
+        """Return rank 0's message number ``n``, None when it does not come in time."""
+        for _ in waiting(timeout):
             while (found := self._transport.poll(_TAG_ANSWER)) is not None:
-                answer = json.loads(found[1])
-                # An older answer belongs to an agreement that this rank gave up or never came to.
-                if answer["n"] < n:
-                    continue
-                if "error" in answer:
-                    error = error_from_json(answer["error"])
-                    self._note(error)
-                    raise error
-                return answer["value"]
-        self.failure = CommitError(
-            f"rank 0 did not answer within {self._timeout:g} s; every rank must make the same calls",
-            kind="timeout",
-            rank=0,
-        )
-        # Should rank 0 come later, it must not go on with a vote of a rank that has given up.
-        self._send_vote(n, "leave", failure=self.failure)
-        raise self.failure
+                answer: dict[str, Any] = json.loads(found[1])
+                # An older one belongs to an agreement that this rank gave up or never came to.
+                if answer["n"] >= n:
+                    return answer
+        return None
+
+    def _open_answer(self, answer: dict[str, Any]) -> Any:
+        if "error" in answer:
+            error = error_from_json(answer["error"])
+            self._note(error)
+            raise error
+        return answer["value"]
 
     def _send_vote(
         self, n: int, operation: str, *, digest: str = "", payload: Any = None, failure: MPIStreamError | None = None
@@ -278,11 +287,9 @@ class Channel:
         """
         if self._left_at is None or self.rank == 0:
             return
-        n, self._left_at, reason = self._left_at, None, self.failure
+        n, self._left_at = self._left_at, None
         # Rank 0's answer to the vote, another rank's reason, or silence: each ends the wait.
-        with contextlib.suppress(MPIStreamError):
-            self.outcome(n, exit_timeout)
-        self.failure = reason
+        self._receive(n, exit_timeout)
 
     def is_usable(self) -> bool:
         """Whether an agreement can still be tried."""

@@ -158,13 +158,14 @@ def _node_type(document: bytes | None) -> str:
 
 
 def _stream_below(store: Store, prefix: str) -> str | None:
-    """Return a stream in a subgroup, if there is one; arrays have none below them."""
+    """Return a stream in a folder below, if there is one; arrays have none below them."""
     for name in store.list(prefix):
         path = f"{prefix}/{name}" if prefix else name
-        if name.startswith(".") or _node_type(store.read(f"{path}/{GROUP_KEY}")) == "array":
+        # Whatever is no array may hold a stream: a group, but also a plain folder.
+        if path == FOLDER or _node_type(store.read(f"{path}/{GROUP_KEY}")) == "array":
             continue
         if store.read(f"{path}/{MANIFEST_KEY}") is not None:
             return path
-        if store.read(f"{path}/{GROUP_KEY}") is not None and (below := _stream_below(store, path)) is not None:
+        if (below := _stream_below(store, path)) is not None:
             return below
     return None

@@ -39,7 +39,9 @@ class AppendTime:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise SchemaError(f"time {name} {value!r}: give a non-empty string", kind="time")
-        json_object("time attributes", self.attrs)
+        for name in json_object("time attributes", self.attrs):
+            if name in ("units", "calendar"):
+                raise SchemaError(f"time attribute {name!r} stands in attrs; give {name}=", kind="time")
 
 
 @dataclass(frozen=True, slots=True)

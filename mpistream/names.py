@@ -193,9 +193,11 @@ def fill_array(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]
         fits = False
     if not fits:
         raise SchemaError(f"{what}: fill value {fill_value!r} does not fit {dtype.name}", kind="fill_value")
-    if dtype.kind == "f" and np.isnan(fill):
-        fill = np.array(np.nan, dtype)  # one bit pattern for NaN: documents can't tell others apart
-    return fill.reshape(())
+    # One bit pattern for NaN, also in parts of a complex number: documents can't tell others apart.
+    parts = fill.reshape(1).view(fill.real.dtype)
+    if dtype.kind in "fc":
+        parts[np.isnan(parts)] = np.nan
+    return parts.view(dtype).reshape(())
 
 
 def _float_to_json(value: float) -> float | str:

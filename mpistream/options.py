@@ -31,7 +31,8 @@ class Options:
         Encoded bytes that may wait for that thread before the caller waits; by default twice this rank's
         bytes per record.
     timeout
-        Seconds that a rank waits for the others in a collective call.
+        Seconds that rank 0 waits for the other ranks in a collective call; they wait a quarter longer for its
+        answer, which names the rank that did not come.
     exit_timeout
         Seconds that a rank whose ``with`` body raised waits for the others to hear of it.
     lease_ttl

@@ -415,11 +415,12 @@ class StreamWriter:
             return
         try:
             self.commit()
-        except BaseException:
-            self._release()
-            raise
-        try:
             self._channel.exchange("close")
+        except BaseException as error:
+            # This rank has nothing more to say; the others, if they go on, must not wait for it.
+            if self._channel.is_usable():
+                self._channel.post_leave(error)
+            raise
         finally:
             self._release()
         self._channel.close()

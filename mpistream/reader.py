@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.agreement import Channel
-from mpistream.arrays import SERIES_CHUNK, ArraySpec, Role
+from mpistream.array_reader import ArrayReader
+from mpistream.arrays import ArraySpec, Role
 from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
 from mpistream.manifest import MANIFEST_KEY, Manifest, parse_json
@@ -21,9 +22,6 @@ from mpistream.region import box_of_mapping
 from mpistream.schema import StreamSchema
 from mpistream.store import Store, open_store
 from mpistream.tiling import Box
-from mpistream.zarr3.codecs import ChunkCodec
-from mpistream.zarr3.metadata import chunk_key
-from mpistream.zarr3.shard import read_shard
 
 __all__ = ["StoreReader", "open_reader", "read_output_manifest", "read_record", "read_static"]
 
@@ -61,6 +59,7 @@ class StoreReader:
 
     def _set(self, manifest: Manifest) -> None:
         self._manifest = manifest
+        self._arrays = ArrayReader(self._store, manifest.schema.key_separator)
         self._times: NDArray[np.float64] | None = None
         # The newest manifest that was seen, with its bytes: most looks at it find the same again.
         self._newest: tuple[bytes, Manifest] = b"", manifest
@@ -190,9 +189,9 @@ class StoreReader:
         error = None
         try:
             if array.role is Role.COORDINATE or not array.dims:
-                self._read_chunks(array, box, out)
+                self._arrays.read_chunks(array, box, out)
             else:
-                self._read_shards(array, record, box, out)
+                self._arrays.read_shards(array, record, box, out)
         except FormatError as found:
             error = found
         self._confirm(0 if record is None else record + 1, error)
@@ -221,59 +220,10 @@ class StoreReader:
         if error is not None:
             raise error
 
-    def _read_shards(self, array: ArraySpec, record: int | None, box: Box, out: NDArray[Any]) -> None:
-        spec, grid = array.shard_spec(), array.grid
-        row, in_row = divmod(record or 0, array.row_length)
-        ranges = [range(a // s, -(-b // s)) for (a, b), s in zip(box, grid.shard_shape, strict=True)]
-        for index in np.ndindex(*map(len, ranges)):
-            shard = tuple(r[i] for r, i in zip(ranges, index, strict=True))
-            lead = (row,) if array.has_time else ()
-            key = chunk_key(array.name, self.schema.key_separator, (*lead, *shard))
-            bounds = [
-                (max(a, i * s), min(b, (i + 1) * s)) for (a, b), i, s in zip(box, shard, grid.shard_shape, strict=True)
-            ]
-            inside = [(in_row, in_row + 1)]
-            inside += [(a - i * s, b - i * s) for (a, b), i, s in zip(bounds, shard, grid.shard_shape, strict=True)]
-            target = out[tuple(slice(a - lo, b - lo) for (a, b), (lo, _) in zip(bounds, box, strict=True))]
-            opened = self._store.open(key)
-            if opened is None:
-                raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
-            try:
-                read_shard(spec, opened.nbytes, opened.read, inside, target[np.newaxis])
-            except FormatError as error:
-                raise FormatError(f"{key}: {error}", kind=error.kind) from error
-            finally:
-                opened.close()
-
-    def _read_chunks(self, array: ArraySpec, box: Box, out: NDArray[Any]) -> None:
-        codec, chunks = ChunkCodec(array.chain, array.dtype), array.resolved_chunk_shape
-        ranges = [range(a // c, -(-b // c)) for (a, b), c in zip(box, chunks, strict=True)]
-        for i in np.ndindex(*map(len, ranges)):
-            index = tuple(r[k] for r, k in zip(ranges, i, strict=True))
-            chunk = self._chunk(array, codec, index)
-            bounds = [(max(a, k * c), min(b, (k + 1) * c)) for (a, b), k, c in zip(box, index, chunks, strict=True)]
-            to = tuple(slice(a - lo, b - lo) for (a, b), (lo, _) in zip(bounds, box, strict=True))
-            of = tuple(slice(a - k * c, b - k * c) for (a, b), k, c in zip(bounds, index, chunks, strict=True))
-            out[to] = chunk[of]
-
-    def _chunk(self, array: ArraySpec, codec: ChunkCodec, index: Sequence[int]) -> NDArray[Any]:
-        key = chunk_key(array.name, self.schema.key_separator, index)
-        data = self._store.read(key)
-        if data is None:
-            raise FormatError(f"{key}: the chunk of committed values is missing", kind="missing")
-        try:
-            return codec.decode(data, array.resolved_chunk_shape)
-        except FormatError as error:
-            raise FormatError(f"{key}: {error}", kind=error.kind) from error
-
     def _series(self, array: ArraySpec, start: int, stop: int) -> NDArray[Any]:
-        codec = ChunkCodec(array.chain, array.dtype)
         out, error = np.empty(stop - start, array.dtype), None
         try:
-            for i in range(start // SERIES_CHUNK, -(-stop // SERIES_CHUNK)):
-                a, b = max(start, i * SERIES_CHUNK), min(stop, (i + 1) * SERIES_CHUNK)
-                first = i * SERIES_CHUNK
-                out[a - start : b - start] = self._chunk(array, codec, (i,))[a - first : b - first]
+            self._arrays.read_series(array, start, out)
         except FormatError as found:
             error = found
         if stop > start:
@@ -321,8 +271,11 @@ class StoreReader:
                 yield seen
                 seen += 1
                 deadline = time.monotonic() + timeout
-            known = self._manifest.commit_seq
+            known, store_id = self._manifest.commit_seq, self._manifest.store_id
             if self.refresh():
+                if self._manifest.store_id != store_id:
+                    seen = 0  # another store in the place of this one
+                    continue
                 # Records that a resume dropped were replaced, or will be: those are yielded again.
                 seen = min(seen, self.n_records, *(start for start, seq in self._manifest.floors if seq > known))
                 continue

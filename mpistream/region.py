@@ -48,6 +48,13 @@ class Region(Mapping[str, Interval]):
         """Return the region of all cells.
 
         Not collective.
+
+        Parameters
+        ----------
+        dims
+            The partitioned dims, in order.
+        sizes
+            Dim -> length.
         """
         names = tuple(dims)
         return cls(names, (tuple((0, sizes[d]) for d in names),))
@@ -65,6 +72,13 @@ class Region(Mapping[str, Interval]):
         """Return the region of one box; a box without cells gives the empty region.
 
         Not collective.
+
+        Parameters
+        ----------
+        dims
+            The partitioned dims, in order.
+        box
+            (start, stop) of each of them.
         """
         return cls(dims, (box,))
 

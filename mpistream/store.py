@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
+from urllib.parse import unquote
 
 from mpistream.errors import StoreError
 from mpistream.local_store import Buffer, LocalStore
@@ -133,7 +134,12 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
         if not separator:
             return LocalStore(text)
         if scheme == "file":
-            return LocalStore(rest)
+            path = rest.removeprefix("localhost")
+            if not path.startswith("/"):
+                raise StoreError(
+                    f"url {text!r}: give file:// and an absolute path, as in file:///data/run", kind="scheme"
+                )
+            return LocalStore(unquote(path))
         raise StoreError(
             f"url {text!r}: scheme {scheme!r} is not supported; give a local path or a file:// URL",
             kind="scheme",

@@ -42,9 +42,9 @@ def put_record(writer: ms.StreamWriter) -> None:
     writer.write_record(float(i), {"u": np.full(4, i % 1000, "float32"), "v": 1, "count": i})
 
 
-def filled(n_records: int, row: int, separator: str) -> tuple[CountingStore, Counts]:
+def filled(n_records: int, row: int, separator: str) -> tuple[Any, Counts]:
     """Return a store of so many records, and what the commit of the last one asked of it."""
-    store = CountingStore(MemoryStore())
+    store: Any = CountingStore(MemoryStore())
     with ms.write_open(store, schema_of(row, separator), options=QUICK) as writer:
         writer.write_static("topo", 0.0)
         for i in range(n_records - 1):
@@ -59,7 +59,7 @@ def filled(n_records: int, row: int, separator: str) -> tuple[CountingStore, Cou
     return store, counts
 
 
-def counts_of_resume(store: CountingStore, at: float | None) -> Counts:
+def counts_of_resume(store: Any, at: float | None) -> Counts:
     store.reset()
     writer = ms.write_resume(store, at=at, options=QUICK)
     counts = store.counts
@@ -67,7 +67,7 @@ def counts_of_resume(store: CountingStore, at: float | None) -> Counts:
     return counts
 
 
-def counts_of_reading(store: CountingStore) -> Counts:
+def counts_of_reading(store: Any) -> Counts:
     store.reset()
     reader = ms.open_reader(store)
     reader.read_record("u", -1)
@@ -105,7 +105,7 @@ def test_commit_of_a_record_is_a_handful_of_operations() -> None:
 
 def test_commit_with_nothing_pending_asks_nothing() -> None:
     """A commit without new records or statics touches no file."""
-    store = CountingStore(MemoryStore())
+    store: Any = CountingStore(MemoryStore())
     with ms.write_open(store, schema_of(1), options=QUICK) as writer:
         put_record(writer)
         receipt = writer.commit()
@@ -138,10 +138,10 @@ class PaperStore(MemoryStore):
         return found
 
 
-def on_paper(n_records: int) -> CountingStore:
+def on_paper(n_records: int) -> Any:
     """Return a store that says it has so many records, in rows of 8, two inner chunks each."""
     schema = schema_of(8)
-    store = PaperStore(schema)
+    store: Any = PaperStore(schema)
     with ms.write_open(store, schema, options=QUICK) as writer:
         writer.write_static("topo", 0.0)
     manifest = Manifest.from_bytes(store.read(MANIFEST) or b"")

@@ -46,7 +46,9 @@ def test_names_of_variables_arrive_as_they_are(tmp_path: Path, separator: str) -
     found = {reader: differing(read(path, NAMES), expected) for reader, read in READERS.items()}
     assert found == {reader: [] for reader in READERS}
     reader = ms.open_reader(path)
-    assert differing({name: reader.read_record(name, 1) for name in NAMES}, {n: v[1] for n, v in expected.items()}) == []
+    assert (
+        differing({name: reader.read_record(name, 1) for name in NAMES}, {n: v[1] for n, v in expected.items()}) == []
+    )
     assert set(os.listdir(path)) == {"zarr.json", ".mpistream", "time", "höhe ➜", *NAMES}
 
 
@@ -96,7 +98,9 @@ def test_file_url_is_percent_decoded(tmp_path: Path) -> None:
     round_trip(path.as_uri(), path)
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/run.zarr", "https://host/run.zarr", "memory://run", "file://host/run.zarr"])
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/run.zarr", "https://host/run.zarr", "memory://run", "file://host/run.zarr"]
+)
 def test_other_urls_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     """Another scheme, or a file on another host, is StoreError of kind scheme for writers and readers."""
     monkeypatch.chdir(tmp_path)

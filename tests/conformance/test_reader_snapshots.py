@@ -120,7 +120,7 @@ def test_snapshot_is_read_only(tmp_path: Path) -> None:
 
 def test_snapshot_of_a_store_that_is_no_folder_is_refused() -> None:
     """Only a local folder can be given to zarr; another store is StoreError of kind not_local."""
-    store = MemoryStore()
+    store: Any = MemoryStore()
     create(store, 1, schema_of())
     with pytest.raises(ms.StoreError, match="only a local folder") as caught:
         ms.open_reader(store).to_zarr()
@@ -166,7 +166,7 @@ def read_or_kind(reader: ms.StoreReader, name: str, i: int) -> Any:
 @pytest.mark.parametrize(("row", "inner_time"), [(1, 1), (8, 1), (8, 4)])
 @pytest.mark.parametrize("stop", [5, 6, 9])
 def test_reader_of_an_older_epoch_mixes_nothing(tmp_path: Path, row: int, inner_time: int, stop: int) -> None:
-    """A state from before a resume gives each record as it was then, or says superseded: never fill, never another run."""
+    """A state from before a resume gives each record as it was then, or is superseded: no fill, no other run."""
     path = tmp_path / "run.zarr"
     create(path, 7, schema_of(row, inner_time))
     reader = ms.open_reader(path)

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -233,12 +234,12 @@ def read_everything(path: Path) -> dict[str, bytes]:
         reader = ms.open_reader(path)
     except (ms.FormatError, ms.StoreError):
         return found
-    calls: dict[str, Callable[[], Any]] = {
-        **{f"u {i}": lambda i=i: reader.read_record("u", i) for i in range(N_RECORDS)},
-        **{f"part {i}": lambda i=i: reader.read_record("u", i, {"y": (1, 5), "x": (1, 2)}) for i in range(N_RECORDS)},
-        **{f"n {i}": lambda i=i: reader.read_record("n", i) for i in range(N_RECORDS)},
-        **{name: lambda name=name: reader.read_static(name) for name in ("topo", "x", "time")},
-    }
+    part = {"y": (1, 5), "x": (1, 2)}
+    calls: dict[str, Callable[[], Any]] = {name: partial(reader.read_static, name) for name in ("topo", "x", "time")}
+    for i in range(N_RECORDS):
+        calls[f"u {i}"] = partial(reader.read_record, "u", i)
+        calls[f"part {i}"] = partial(reader.read_record, "u", i, part)
+        calls[f"n {i}"] = partial(reader.read_record, "n", i)
     for name, call in calls.items():
         try:
             found[name] = call().tobytes()

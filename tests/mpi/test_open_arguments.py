@@ -38,7 +38,7 @@ def _open_with_regions(
     comm: MPI.Intracomm, root: Path, scene: Scene, regions: list[Any], **layout: Any
 ) -> ms.MPIStreamError:
     """Return the error of opening with these regions on the first ranks, an empty one on the others."""
-    empty = {d: (0, 0) for d in scene.sizes}
+    empty = dict.fromkeys(scene.sizes, (0, 0))
     region = regions[comm.rank] if comm.rank < len(regions) else empty
     schema = scene.schema(**layout)
     return _refused(comm, root, lambda url: ms.write_open(url, schema, comm=comm, region=region, options=OPTIONS))

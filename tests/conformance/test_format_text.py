@@ -1,0 +1,393 @@
+"""FORMAT.md says what the code does: its examples, tables and numbers, one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpistream as ms
+from mpistream.arrays import check_layout
+from mpistream.commit import next_manifest, recover
+from mpistream.lease import Lease
+from mpistream.manifest import Manifest, layout_bytes
+from mpistream.memory_store import MemoryStore
+from mpistream.names import DTYPES, check_name, fill_from_json, fill_to_json
+from mpistream.zarr3.codecs import PROFILES, ChunkCodec, profile_chain
+from mpistream.zarr3.metadata import chunk_key, make_documents
+from mpistream.zarr3.shard import ChunkEncoder, OpenShard, ShardSpec
+
+TEXT = (Path(ms.__file__).parent / "FORMAT.md").read_text()
+TIMES = (0.0, 60.0, 120.0, 180.5)
+
+
+def example(name: str) -> str:
+    """Return the fenced block behind a mark."""
+    (block,) = re.findall(rf"^<!-- example: {name} -->\n```\w*\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+    return str(block)
+
+
+def table(mark: str) -> list[list[str]]:
+    """Return the rows of the table that a mark stands right above, without its heading."""
+    (lines,) = re.findall(rf"^{mark}\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines.splitlines()[2:]]
+
+
+def fields(name: str) -> set[str]:
+    return {row[0].strip("`") for row in table(f"<!-- fields: {name} -->")}
+
+
+def canonical(value: Any) -> bytes:
+    """Return section 8.1's bytes, made by Python's json alone."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def make_schema() -> ms.StreamSchema:
+    return ms.StreamSchema(
+        dims={"time": None, "y": 4, "x": 6},
+        time=ms.AppendTime(units="seconds since 2000-01-01"),
+        variables={"temperature": ms.Variable(("time", "y", "x"), "float32", attrs={"units": "K"})},
+        statics={"depth": ms.Variable(("y", "x"), "float64", fill_value=-9999.5, codec="compact")},
+        coords={"y": ms.Coordinate(("y",), np.array([0.0, 10.0, 20.0, 30.0]), attrs={"units": "m"})},
+        shard_shape={"time": 2, "y": 2, "x": 6},
+        chunk_shape={"time": 1, "y": 2, "x": 3},
+        attrs={"title": "An example"},
+    )
+
+
+def make_layout() -> bytes:
+    return layout_bytes(2, ms.decompose(make_schema(), 1))
+
+
+def make_manifest() -> Manifest:
+    """Return the example's state: four records in two commits, then a resume that dropped the last one."""
+    schema = make_schema()
+    first = layout_bytes(1, ms.decompose(schema, 2))
+    manifest = Manifest.first(
+        store_id=f"{1:032}",
+        run_id=f"{2:032}",
+        epoch=1,
+        schema=schema,
+        layout_digest=hashlib.sha256(first).hexdigest(),
+    )
+    manifest = next_manifest(manifest, TIMES[:2], ["depth"])
+    manifest = next_manifest(manifest, TIMES[2:], [])
+    return recover(
+        manifest,
+        epoch=2,
+        run_id=f"{3:032}",
+        n_keep=3,
+        last_t=TIMES[2],
+        dropped_times=TIMES[3:],
+        layout_digest=hashlib.sha256(make_layout()).hexdigest(),
+    )
+
+
+# The manifest
+
+
+def test_manifest_example_is_what_the_code_writes() -> None:
+    assert canonical(json.loads(example("manifest"))) == make_manifest().to_bytes()
+
+
+def test_manifest_example_is_read() -> None:
+    """A reader takes it, white space and all, and gives its canonical bytes back."""
+    manifest = Manifest.from_bytes(example("manifest").encode())
+    assert (manifest.n_records, manifest.last_t, manifest.commit_seq) == (3, 120.0, 3)
+    assert manifest.to_bytes() == make_manifest().to_bytes()
+
+
+def test_checksum_is_over_the_bytes_without_it() -> None:
+    """Section 8.1: without parsing, it is the SHA-256 of the file without the 78 bytes behind its opening brace."""
+    assert 'without the 78 bytes `"checksum":"...",`' in " ".join(TEXT.split())
+    data = make_manifest().to_bytes()
+    rest = data[:1] + data[1 + 78 :]
+    assert data[1:79] == b'"checksum":"%b",' % hashlib.sha256(rest).hexdigest().encode()
+
+
+def test_fields_of_the_manifest() -> None:
+    """The tables name every field that is written, and no other."""
+    document = json.loads(make_manifest().to_bytes())
+    assert fields("manifest") == set(document)
+    assert fields("schema") == set(document["schema"])
+    for array in document["schema"]["arrays"]:
+        assert fields("array") == set(array)
+    assert set(document["dropped"][0]) == {"epoch", "start", "stop"}
+    assert set(document["schema"]["time"]) == {"mode", "units", "calendar", "attrs"}
+
+
+def test_fields_of_the_lease() -> None:
+    lease = json.loads(Lease.of_this_process("0" * 32, 120.0).to_bytes())
+    assert fields("lease") == set(lease) == {f.name for f in dataclasses.fields(Lease)}
+
+
+def test_times_digest_formula() -> None:
+    """Section 8.4, over the three records that are committed."""
+    total = sum(
+        int.from_bytes(hashlib.sha256(struct.pack("<Qd", i, t)).digest(), "big") for i, t in enumerate(TIMES[:3])
+    )
+    assert json.loads(example("manifest"))["times_digest"] == f"{total % 2**256:064x}"
+
+
+def test_times_digest_without_records() -> None:
+    manifest = Manifest.first(store_id="", run_id="", epoch=1, schema=make_schema(), layout_digest="")
+    assert manifest.times_digest == "0" * 64
+
+
+@pytest.mark.parametrize(("name", "field"), [("fingerprint", "fingerprint"), ("coordinates", "coordinates_digest")])
+def test_digest_is_over_the_example(name: str, field: str) -> None:
+    """The canonical bytes of the example have the digest that the manifest holds."""
+    digest = hashlib.sha256(canonical(json.loads(example(name)))).hexdigest()
+    assert json.loads(example("manifest"))[field] == digest
+
+
+def test_fingerprint_writes_floats_in_hexadecimal() -> None:
+    fills = {a["name"]: a["fill_value"] for a in json.loads(example("fingerprint"))["arrays"]}
+    assert fills == {"depth": (-9999.5).hex(), "temperature": "NaN"}
+
+
+def test_digest_of_a_coordinate() -> None:
+    values = struct.pack("<4d", 0.0, 10.0, 20.0, 30.0)
+    digests = {a["name"]: a["digest"] for a in json.loads(example("manifest"))["schema"]["arrays"]}
+    assert digests == {"temperature": None, "depth": None, "y": hashlib.sha256(values).hexdigest()}
+
+
+def test_layout_example() -> None:
+    assert example("layout").strip().encode() == make_layout()
+    assert json.loads(example("manifest"))["layout_digest"] == hashlib.sha256(make_layout()).hexdigest()
+
+
+# Documents, keys, codecs
+
+
+def test_array_document() -> None:
+    documents = make_documents(make_schema()).arrays(3, growing_only=False)
+    assert json.loads(example("array")) == json.loads(documents["temperature/zarr.json"])
+
+
+def test_group_document() -> None:
+    """Its entries, left out in the text, are the arrays' documents."""
+    documents = make_documents(make_schema())
+    group = json.loads(documents.group(3))
+    entries = group["consolidated_metadata"]["metadata"]
+    arrays = {key.split("/")[0]: json.loads(d) for key, d in documents.arrays(3, growing_only=False).items()}
+    assert entries == arrays
+    group["consolidated_metadata"]["metadata"] = {name: {} for name in entries}
+    assert json.loads(example("group")) == group
+
+
+def test_keys() -> None:
+    rows = table("<!-- keys -->")
+    assert len(rows) == 4
+    for array, index, *keys in rows:
+        place = [int(i) for i in index.split(",") if i]
+        expected = [f"`{chunk_key(array.strip('`'), separator, place)}`" for separator in "/."]
+        assert keys == expected
+
+
+def test_profiles() -> None:
+    dtype = np.dtype("float32")
+    assert json.loads(example("profiles")) == {name: profile_chain(name, dtype) for name in PROFILES}
+
+
+def test_profile_for_bool() -> None:
+    assert json.loads(example("profile for bool")) == {"fast": profile_chain("fast", np.dtype("bool"))}
+
+
+def test_time_has_the_profile_compact() -> None:
+    time = make_schema().time_array
+    assert list(time.chain) == profile_chain("compact", np.dtype("float64"))
+    assert (time.resolved_chunk_shape, time.dtype.name, fill_to_json(time.fill)) == ((1024,), "float64", "NaN")
+    assert list(time.attrs) == ["standard_name", "axis", "units", "calendar"]
+
+
+def test_dtypes() -> None:
+    sentence = re.search(r"^Dtypes are (.*?)\. ", TEXT, re.DOTALL | re.MULTILINE)
+    assert sentence is not None
+    assert re.findall(r"`(\w+)`", sentence[1]) == list(DTYPES)
+
+
+def test_fill_values() -> None:
+    values = {
+        ("bool", "true"): True,
+        ("int16", "-7"): -7,
+        ("float32", "NaN"): np.nan,
+        ("float64", "negative infinity"): -np.inf,
+        ("float64", "0.1"): 0.1,
+        ("complex64", "1 + infinity i"): complex(1.0, np.inf),
+    }
+    rows = {
+        (dtype.strip("`"), value): json.loads(text.strip("`")) for dtype, value, text in table("<!-- fill values -->")
+    }
+    assert list(rows) == list(values)
+    for (dtype, value), text in rows.items():
+        fill = np.array(values[dtype, value], dtype)
+        assert fill_to_json(fill) == text
+        assert fill_from_json(np.dtype(dtype), text).tobytes() == fill.tobytes()
+
+
+def test_fill_value_nan_has_one_bit_pattern() -> None:
+    given = np.array(0xFFC00001, np.uint32).view(np.float32)
+    schema = ms.StreamSchema(
+        dims={"time": None},
+        time=ms.AppendTime(units="days since 2000-01-01"),
+        variables={"v": ms.Variable(("time",), "float32", fill_value=given)},
+    )
+    assert schema.arrays["v"].fill.view(np.uint32) == 0x7FC00000
+
+
+def grown_shard() -> list[bytes]:
+    """Return the object of section 6 after its first and after its second record."""
+    dtype = np.dtype("uint8")
+    codec = ChunkCodec(profile_chain("none", dtype), dtype)
+    spec = ShardSpec(shard_shape=(2, 2), chunk_shape=(1, 1), codec=codec, fill=np.zeros((), dtype))
+    shard = OpenShard(ChunkEncoder(spec), (2,))
+    objects = []
+    for record in ((7, 0), (8, 9)):
+        shard.add(np.array(record, dtype))
+        objects.append(b"".join(bytes(piece) for piece in shard.finish()))
+    return objects
+
+
+def hex_of(block: str) -> bytes:
+    return bytes.fromhex("".join(re.split(r"\s{2,}", line)[0] for line in block.splitlines()))
+
+
+@pytest.mark.parametrize(("name", "i"), [("shard of one record", 0), ("shard of two records", 1)])
+def test_shard_example(name: str, i: int) -> None:
+    assert hex_of(example(name)) == grown_shard()[i]
+
+
+@pytest.mark.parametrize(("name", "n"), [("shard of one record", 1), ("shard of two records", 2)])
+def test_shard_example_is_read_by_zarr(name: str, n: int) -> None:
+    """The bytes as they stand in the text, read by zarr-python as an array of so many records."""
+    zarr = pytest.importorskip("zarr", reason="needs zarr")
+    store: dict[str, Any] = {}
+    memory = zarr.storage.MemoryStore(store)
+    array = zarr.create_array(
+        memory,
+        shape=(n, 2),
+        dtype="uint8",
+        shards=(2, 2),
+        chunks=(1, 1),
+        compressors=[{"name": "crc32c"}],
+        filters=(),
+        fill_value=0,
+    )
+    store["c/0/0"] = zarr.core.buffer.cpu.Buffer.from_bytes(hex_of(example(name)))
+    np.testing.assert_array_equal(array[:], [[7, 0], [8, 9]][:n])
+
+
+# The folder
+
+
+def described_below(folder: str) -> list[str]:
+    """Return what section 2 draws below a folder, as regular expressions."""
+    tree = TEXT[TEXT.index("run.zarr/\n") :].split("```")[0]
+    indent = 4 if folder else 2
+    lines = tree.split("  .mpistream/\n")[1 if folder else 0].splitlines()
+    words = [w for line in lines if line.startswith(" " * indent) for w in re.split(r"\s{4,}", line.strip())[0].split()]
+    return [
+        re.sub(r"<\w+>", "[^/]+", re.escape(w).replace(r"\.\.\.", ".+")) + (".*" if w.endswith("/") else "")
+        for w in words
+    ]
+
+
+class WatchedStore(MemoryStore):
+    """A store that remembers every key there ever was."""
+
+    def __init__(self) -> None:
+        super().__init__("watched")
+        self.seen: set[str] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("create", "stage", "place", "move", "copy", "delete_tree"):
+            self.seen.update(self._objects)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("separator", ["/", "."])
+def test_section_2_names_every_file(separator: str) -> None:
+    """Whatever there is while a store is made, grows, loses records to a resume and is replaced is drawn there."""
+    schema = ms.StreamSchema(
+        dims={"time": None, "y": 4},
+        time=ms.AppendTime(units="days since 2000-01-01"),
+        variables={"v": ms.Variable(("time", "y"), "int32"), "s": ms.Variable(("time",), "int32")},
+        statics={"n": ms.Variable((), "int32"), "d": ms.Variable(("y",), "int32")},
+        shard_shape={"time": 3, "y": 2},
+        key_separator=separator,
+    )
+    store: Any = WatchedStore()
+    w = ms.write_open(store, schema)
+    w.write_static("n", 1)
+    for i in range(8):
+        w.write_record(i, {"v": np.full(4, i, "int32"), "s": i})
+        w.commit()
+    ms.write_resume(store, at=3.0, takeover=True).close()
+    w.close()
+    ms.write_open(store, schema, overwrite=True).close()
+    ours = {key.removeprefix(".mpistream/") for key in store.seen if key.startswith(".mpistream/")}
+    theirs = {key for key in store.seen if not key.startswith(".mpistream/")}
+    assert unmatched(ours, described_below(".mpistream")) == []
+    # The tree shows the separator "/" only, see section 3, and no array without dims.
+    assert unmatched({re.sub(r"/c\.(?=[\d.]+$)", "/c/", key) for key in theirs}, described_below("")) == ["n/c"]
+    drawn = {re.match(r"\w+", pattern)[0] for pattern in described_below(".mpistream")}  # type: ignore[index]
+    assert {re.match(r"[a-z]+", key)[0] for key in ours} == drawn  # type: ignore[index]
+
+
+def unmatched(names: set[str], patterns: Sequence[str]) -> list[str]:
+    return sorted(n for n in names if not any(re.fullmatch(p, n) for p in patterns))
+
+
+# Limits
+
+
+def limit(what: str) -> int:
+    (row,) = [r for r in table("<!-- limits -->") if r[0].startswith(what)]
+    return int(row[1].split()[0])
+
+
+@pytest.mark.parametrize(("what", "is_shard"), [("inner chunk", False), ("shard", True)])
+def test_limits_of_chunks_and_shards(what: str, is_shard: bool) -> None:
+    """The number in the text is the last that is accepted."""
+    n = limit(what)
+    for length in (n, n + 1):
+        shapes = ([length], [1]) if is_shard else ([None], [length])
+        if length == n:
+            check_layout("v", ["x"], 1, *shapes)
+        else:
+            with pytest.raises(ms.SchemaError, match=str(n)):
+                check_layout("v", ["x"], 1, *shapes)
+
+
+def test_limit_of_names() -> None:
+    n = limit("name")
+    assert check_name("dim", "x" * n) == "x" * n
+    with pytest.raises(ms.SchemaError, match=f"at most {n}"):
+        check_name("dim", "x" * (n + 1))
+
+
+def test_limit_of_the_manifest() -> None:
+    n = limit("manifest")
+    with pytest.raises(ms.FormatError, match=f"at most {n} are read"):
+        Manifest.from_bytes(b" " * (n + 1))
+    with pytest.raises(ms.FormatError, match="not valid JSON"):
+        Manifest.from_bytes(b" " * n)
+
+
+def test_limit_of_records_a_chunk_and_of_coordinates() -> None:
+    from mpistream.arrays import coordinate_chunks
+
+    assert limit("records") == make_schema().time_array.resolved_chunk_shape[0]
+    n = limit("chunk of a")
+    assert coordinate_chunks((n,), 1) == (n,)
+    assert coordinate_chunks((n + 1,), 1) == (n,)
+    assert coordinate_chunks((3, n // 2), 1) == (2, n // 2)

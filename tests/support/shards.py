@@ -1,0 +1,64 @@
+"""Shards made and taken apart in a few lines, for the tests of their format."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpistream.zarr3.codecs import ChunkCodec, profile_chain
+from mpistream.zarr3.shard import ChunkEncoder, OpenShard, ShardSpec, parse_index, read_shard
+
+__all__ = ["entries_of", "joined", "make_spec", "read_box", "read_whole", "write_shard"]
+
+Array = NDArray[Any]
+
+
+def make_spec(
+    shard_shape: tuple[int, ...],
+    chunk_shape: tuple[int, ...],
+    *,
+    dtype: str = "float32",
+    fill: Any = 0,
+    profile: str = "none",
+) -> ShardSpec:
+    """Return the spec of shards in a profile's codec chain."""
+    found = np.dtype(dtype)
+    codec = ChunkCodec(profile_chain(profile, found), found)
+    return ShardSpec(shard_shape=shard_shape, chunk_shape=chunk_shape, codec=codec, fill=np.array(fill, found))
+
+
+def joined(shard: OpenShard) -> bytes:
+    """Return the object as it is now."""
+    return b"".join(bytes(piece) for piece in shard.finish())
+
+
+def write_shard(spec: ShardSpec, records: Iterable[Array], box_shape: Sequence[int] | None = None) -> bytes:
+    """Return the object that holds some records."""
+    records = list(records)
+    shard = OpenShard(ChunkEncoder(spec), tuple(records[0].shape if box_shape is None else box_shape))
+    for record in records:
+        shard.add(record)
+    return joined(shard)
+
+
+def read_box(spec: ShardSpec, data: bytes, box: Sequence[tuple[int, int]]) -> Array:
+    """Return what `read_shard` makes of a box, over memory full of other values."""
+    out = np.full([b - a for a, b in box], 77, spec.fill.dtype)
+    read_shard(spec, len(data), lambda offset, nbytes: data[offset : offset + nbytes], box, out)
+    return out
+
+
+def read_whole(spec: ShardSpec, data: bytes) -> Array:
+    """Return all values of a shard."""
+    return read_box(spec, data, [(0, n) for n in spec.shard_shape])
+
+
+def entries_of(spec: ShardSpec, data: bytes) -> dict[tuple[int, ...], tuple[int, int]]:
+    """Return position of an inner chunk -> (offset, nbytes), without those that are left out."""
+    entries = parse_index(data[-spec.index_nbytes :], spec, len(data)).tolist()
+    positions = itertools.product(*map(range, spec.n_chunks))
+    return {p: (o, n) for p, (o, n) in zip(positions, entries, strict=True) if o != 2**64 - 1}

@@ -1,0 +1,305 @@
+"""Shards: bytes and index, fill, edges, the reads that a box needs, and damage."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpistream.errors import FormatError
+from mpistream.names import DTYPES
+from mpistream.zarr3 import shard as shard_module
+from mpistream.zarr3.codecs import crc32c
+from mpistream.zarr3.shard import ChunkEncoder, OpenShard, index_bytes, parse_index, read_shard
+from tests.support.shards import entries_of, joined, make_spec, read_box, read_whole, write_shard
+
+MISSING = 2**64 - 1
+SPEC = make_spec((1, 4, 6), (1, 2, 3))
+RECORD = np.arange(1, 25, dtype="float32").reshape(4, 6)
+CHUNK_NBYTES = 2 * 3 * 4 + 4
+each_dtype = pytest.mark.parametrize("name", DTYPES)
+
+
+# ---- bytes -------------------------------------------------------------------------------------------
+
+
+def test_the_bytes_of_a_shard_by_hand() -> None:
+    """Inner chunks in C order, each with its CRC32C; then offset and size of each, little-endian, and a CRC32C."""
+    chunks = [RECORD[y : y + 2, x : x + 3].astype("<f4").tobytes() for y in (0, 2) for x in (0, 3)]
+    body = b"".join(chunk + crc32c(chunk) for chunk in chunks)
+    index = struct.pack("<8Q", 0, 28, 28, 28, 56, 28, 84, 28)
+    assert write_shard(SPEC, [RECORD]) == body + index + crc32c(index)
+    assert SPEC.n_chunks == (1, 2, 2)
+    assert SPEC.index_nbytes == 4 * 16 + 4
+
+
+def test_the_index_says_what_is_missing() -> None:
+    """Both numbers of an inner chunk that is left out are 2**64 - 1."""
+    entries = np.array([[0, 28], [MISSING, MISSING]], np.uint64)
+    data = struct.pack("<4Q", 0, 28, MISSING, MISSING)
+    assert index_bytes(entries) == data + crc32c(data)
+    spec = make_spec((1, 4, 3), (1, 2, 3))
+    assert parse_index(data + crc32c(data), spec, 28 + spec.index_nbytes).tolist() == entries.tolist()
+
+
+@each_dtype
+@pytest.mark.parametrize("change", ["none", "big-endian", "fortran", "strided", "reversed", "wide"])
+def test_any_block_gives_the_same_bytes(name, change) -> None:
+    """Byte order, strides and a wider dtype of the caller leave no trace."""
+    dtype = np.dtype(name)
+    spec = make_spec((1, 4, 6), (1, 2, 3), dtype=name, profile="fast")
+    block = (np.arange(24) % 2 if name == "bool" else np.arange(24)).reshape(4, 6).astype(dtype)
+    changed: dict[str, Any] = {
+        "none": block,
+        "big-endian": block.astype(dtype.newbyteorder(">")),
+        "fortran": np.asfortranarray(block),
+        "strided": np.repeat(block, 2, axis=1)[:, ::2],
+        "reversed": block[::-1].copy()[::-1],
+        "wide": block.astype("complex128") if dtype.kind == "c" else block.astype("float64").astype(dtype),
+    }
+    assert write_shard(spec, [changed[change]]) == write_shard(spec, [block])
+    assert read_whole(spec, write_shard(spec, [changed[change]]))[0].tolist() == block.tolist()
+
+
+# ---- fill --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "fill", "value", "is_fill"),
+    [
+        ("float32", 0.0, 0.0, True),
+        ("float32", 0.0, -0.0, False),
+        ("float32", -0.0, -0.0, True),
+        ("float32", -0.0, 0.0, False),
+        ("float64", np.nan, np.nan, True),
+        ("float64", np.nan, -np.nan, False),
+        ("float16", 1.5, 1.5, True),
+        ("int32", -7, -7, True),
+        ("bool", False, False, True),
+        ("bool", True, False, False),
+        ("complex64", 1 + 2j, 1 + 2j, True),
+        ("complex64", 0, complex(0, -0.0), False),
+        ("complex128", complex(1, np.nan), complex(1, np.nan), True),
+        ("complex128", 1 + 2j, 1 + 3j, False),
+        ("complex128", 1 + 1j, 1 + 1j, True),
+    ],
+)
+def test_an_inner_chunk_is_left_out_when_it_is_bytewise_fill(name, fill, value, is_fill) -> None:
+    """-0.0 is not 0.0, and a NaN of other bits is not the fill; what is left out reads as fill, bitwise."""
+    spec = make_spec((1, 4, 6), (1, 2, 3), dtype=name, fill=fill)
+    record = np.full((4, 6), value, name)
+    data = write_shard(spec, [record])
+    assert bool(entries_of(spec, data)) is not is_fill
+    if is_fill:
+        assert len(data) == spec.index_nbytes
+    assert read_whole(spec, data).tobytes() == record.tobytes()
+
+
+def test_one_value_that_is_not_fill_keeps_its_inner_chunk() -> None:
+    """Wherever it stands in the chunk; the others stay left out, and the pieces close up."""
+    for y, x in np.ndindex(4, 6):
+        record = np.zeros((4, 6), "float32")
+        record[y, x] = 1
+        data = write_shard(SPEC, [record])
+        assert entries_of(SPEC, data) == {(0, y // 2, x // 3): (0, CHUNK_NBYTES)}
+        assert read_whole(SPEC, data)[0].tolist() == record.tolist()
+
+
+# ---- edges -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("box_shape", [(4, 6), (3, 6), (4, 4), (1, 1), (2, 3), (3, 5)])
+@pytest.mark.parametrize("fill", [0, np.nan])
+def test_a_shard_at_the_edge_of_the_array_is_padded_with_fill(box_shape, fill) -> None:
+    """Inner chunks that are cut are filled up, those beyond the edge are left out."""
+    spec = make_spec((1, 4, 6), (1, 2, 3), fill=fill)
+    record = RECORD[tuple(slice(n) for n in box_shape)]
+    data = write_shard(spec, [record])
+    expected = np.full((4, 6), fill, "float32")
+    expected[tuple(slice(n) for n in box_shape)] = record
+    assert read_whole(spec, data)[0].tobytes() == expected.tobytes()
+    inside = {(0, y, x) for y in range(-(-box_shape[0] // 2)) for x in range(-(-box_shape[1] // 3))}
+    assert set(entries_of(spec, data)) == inside
+
+
+def test_a_shard_of_time_alone() -> None:
+    """No dims but time: one value a record."""
+    spec = make_spec((4,), (2,))
+    data = write_shard(spec, [np.float32(5), np.float32(6), np.float32(7)], ())
+    assert read_whole(spec, data).tolist() == [5, 6, 7, 0]
+
+
+def test_a_full_shard_takes_no_record() -> None:
+    """The row above has to open the next one."""
+    shard = OpenShard(ChunkEncoder(SPEC), (4, 6))
+    shard.add(RECORD)
+    with pytest.raises(AssertionError, match="a full shard takes no record"):
+        shard.add(RECORD)
+
+
+def test_a_shard_without_records_is_an_index() -> None:
+    """Everything in it is fill."""
+    data = joined(OpenShard(ChunkEncoder(SPEC), (4, 6)))
+    assert len(data) == SPEC.index_nbytes
+    assert not read_whole(SPEC, data).any()
+
+
+# ---- reads -------------------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_any_box_is_what_numpy_slices(data) -> None:
+    """Half-open bounds in every dim, empty ones too."""
+    spec = make_spec((4, 6, 5), (2, 2, 5))
+    values = np.random.default_rng(1).standard_normal((4, 6, 5)).astype("float32")
+    stored = write_shard(spec, values)
+    box = [tuple(sorted((data.draw(st.integers(0, n)), data.draw(st.integers(0, n))))) for n in (4, 6, 5)]
+    expected = values[tuple(slice(a, b) for a, b in box)]
+    assert read_box(spec, stored, box).tolist() == expected.tolist()
+
+
+def sealed(spec, data, entries):
+    """The object with another index, its checksum right."""
+    return data[: -spec.index_nbytes] + index_bytes(np.array(entries, np.uint64))
+
+
+def reads_of(spec, data, box):
+    """The (offset, nbytes) of every read after that of the index."""
+    calls = []
+
+    def read(offset, nbytes):
+        calls.append((offset, nbytes))
+        return data[offset : offset + nbytes]
+
+    out = np.empty([b - a for a, b in box], spec.fill.dtype)
+    read_shard(spec, len(data), read, box, out)
+    assert calls[0] == (len(data) - spec.index_nbytes, spec.index_nbytes)
+    return calls[1:]
+
+
+def test_neighbours_are_one_read() -> None:
+    """A whole shard is the index and one read; a box reads from its first to its last inner chunk."""
+    data = write_shard(SPEC, [RECORD])
+    n = CHUNK_NBYTES
+    assert reads_of(SPEC, data, [(0, 1), (0, 4), (0, 6)]) == [(0, 4 * n)]
+    assert reads_of(SPEC, data, [(0, 1), (1, 3), (4, 5)]) == [(n, 3 * n)]
+    assert reads_of(SPEC, data, [(0, 1), (2, 4), (0, 3)]) == [(2 * n, n)]
+
+
+def test_fill_is_not_read() -> None:
+    """Where nothing is stored the index is enough."""
+    data = write_shard(SPEC, [np.zeros((4, 6), "float32")])
+    assert reads_of(SPEC, data, [(0, 1), (0, 4), (0, 6)]) == []
+
+
+@pytest.mark.parametrize(("n_values", "n_reads"), [(16 * 1024 - 1, 1), (16 * 1024, 2)])
+def test_a_wide_gap_is_not_read(n_values, n_reads) -> None:
+    """64 KiB between two inner chunks are read with them, more are not."""
+    spec = make_spec((1, 3, n_values), (1, 1, n_values))
+    data = write_shard(spec, [np.ones((3, n_values), "float32")])
+    nbytes = 4 * n_values + 4
+    # The middle one is taken out of the index, so that its bytes are a gap.
+    data = sealed(spec, data, [[0, nbytes], [MISSING, MISSING], [2 * nbytes, nbytes]])
+    reads = reads_of(spec, data, [(0, 1), (0, 3), (0, 1)])
+    assert reads == ([(0, 3 * nbytes)] if n_reads == 1 else [(0, nbytes), (2 * nbytes, nbytes)])
+
+
+def test_a_read_has_a_limit(monkeypatch) -> None:
+    """Neighbours are joined up to 64 MiB; one inner chunk that is larger is read alone."""
+    data = write_shard(SPEC, [RECORD])
+    whole = [(0, 1), (0, 4), (0, 6)]
+    n = CHUNK_NBYTES
+    assert shard_module._MAX_READ_NBYTES == 64 * 2**20
+    monkeypatch.setattr(shard_module, "_MAX_READ_NBYTES", 2 * n)
+    assert reads_of(SPEC, data, whole) == [(0, 2 * n), (2 * n, 2 * n)]
+    monkeypatch.setattr(shard_module, "_MAX_READ_NBYTES", n - 1)
+    assert reads_of(SPEC, data, whole) == [(i * n, n) for i in range(4)]
+
+
+# ---- damage ------------------------------------------------------------------------------------------
+
+
+DATA = write_shard(SPEC, [RECORD])
+ROOM = 4 * CHUNK_NBYTES
+GOOD = [[i * CHUNK_NBYTES, CHUNK_NBYTES] for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ([0, ROOM + 1], f"names bytes 0 to {ROOM + 1}, the chunks end at {ROOM}"),
+        ([ROOM, 1], f"names bytes {ROOM} to {ROOM + 1}, the chunks end at {ROOM}"),
+        ([ROOM + 1, 0], f"names bytes {ROOM + 1} to {ROOM + 1}"),
+        ([2**63, 2**63], f"names bytes {2**63} to {2**64}"),
+        ([MISSING - 1, 2], f"names bytes {MISSING - 1} to {MISSING + 1}"),
+        ([0, MISSING], f"names bytes 0 to {MISSING}"),
+        ([CHUNK_NBYTES, MISSING], f"names bytes {CHUNK_NBYTES} to {MISSING + CHUNK_NBYTES}"),
+    ],
+)
+def test_an_entry_that_points_outside_is_refused(entry, message) -> None:
+    """Its checksum is right, but sums beyond 2**64 and ends beyond the chunks are not believed."""
+    data = sealed(SPEC, DATA, [GOOD[0], GOOD[1], entry, GOOD[3]])
+    with pytest.raises(FormatError) as caught:
+        read_whole(SPEC, data)
+    assert str(caught.value).startswith(f"index entry 2 {message}")
+    assert caught.value.kind == "index"
+
+
+@pytest.mark.parametrize("entry", [[0, 0], [ROOM, 0], [1, CHUNK_NBYTES], [0, 2 * CHUNK_NBYTES], [0, 3]])
+def test_an_entry_that_points_at_other_bytes_is_refused(entry) -> None:
+    """Inside the object, but no inner chunk: the chunk's own checksum tells."""
+    with pytest.raises(FormatError) as caught:
+        read_whole(SPEC, sealed(SPEC, DATA, [entry, *GOOD[1:]]))
+    assert caught.value.kind in ("checksum", "chunk")
+
+
+def test_every_bit_of_the_index_counts() -> None:
+    """A flipped one is found before an entry is used."""
+    for bit in range(8 * SPEC.index_nbytes):
+        data = bytearray(DATA)
+        data[-1 - bit // 8] ^= 1 << bit % 8
+        with pytest.raises(FormatError, match="index's stored CRC32C differs") as caught:
+            read_whole(SPEC, bytes(data))
+        assert caught.value.kind == "index"
+
+
+def test_a_truncated_object_is_refused() -> None:
+    """Every length that a crash could leave, down to nothing; also when a resume reads it back."""
+    for n in range(len(DATA)):
+        with pytest.raises(FormatError) as caught:
+            read_whole(SPEC, DATA[:n])
+        assert caught.value.kind == "index"
+        with pytest.raises(FormatError):
+            OpenShard.from_object(ChunkEncoder(SPEC), (4, 6), DATA[:n], 1)
+    with pytest.raises(FormatError, match="object of 10 bytes has no room for an index of 68 bytes"):
+        read_whole(SPEC, DATA[:10])
+
+
+def test_an_object_that_shrinks_while_it_is_read_is_refused() -> None:
+    """Whatever fewer bytes a read returns than it was asked for."""
+    for n in range(ROOM):
+
+        def read(offset, nbytes, n=n):
+            return DATA[offset : offset + nbytes] if offset else DATA[: min(n, nbytes)]
+
+        with pytest.raises(FormatError) as caught:
+            read_shard(SPEC, len(DATA), read, [(0, 1), (0, 4), (0, 6)], np.empty((1, 4, 6), "float32"))
+        assert caught.value.kind in ("checksum", "chunk")
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_damage_is_found_or_does_no_harm(data) -> None:
+    """Any bytes changed anywhere: FormatError, or the values are right."""
+    found = bytearray(DATA)
+    start = data.draw(st.integers(0, len(found)))
+    found[start : start + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
+    try:
+        values = read_whole(SPEC, bytes(found))
+    except FormatError:
+        return
+    assert values[0].tolist() == RECORD.tolist()
