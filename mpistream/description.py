@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from mpistream.block import as_array
 from mpistream.errors import SchemaError
 from mpistream.names import json_object
 
-__all__ = ["AppendTime", "Coordinate", "Shape", "Variable"]
+__all__ = ["AppendTime", "Coordinate", "IndexedTime", "Shape", "Variable"]
 
 Shape = Mapping[str, int] | Sequence[int]
 
@@ -35,13 +37,46 @@ class AppendTime:
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("units", "calendar"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                raise SchemaError(f"time {name} {value!r}: give a non-empty string", kind="time")
-        for name in json_object("time attributes", self.attrs):
-            if name in ("units", "calendar"):
-                raise SchemaError(f"time attribute {name!r} stands in attrs; give {name}=", kind="time")
+        _check_time(self)
+
+
+def _check_time(time: AppendTime | IndexedTime) -> None:
+    for name in ("units", "calendar"):
+        value = getattr(time, name)
+        if not isinstance(value, str) or not value:
+            raise SchemaError(f"time {name} {value!r}: give a non-empty string", kind="time")
+    for name in json_object("time attributes", time.attrs):
+        if name in ("units", "calendar"):
+            raise SchemaError(f"time attribute {name!r} stands in attrs; give {name}=", kind="time")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IndexedTime:
+    """Describe a time dimension that is fixed: records are written in any order with ``write_record_at``.
+
+    Parameters
+    ----------
+    times
+        Time of every record, increasing, in ``units``.
+    units, calendar, attrs
+        As in `AppendTime`.
+    """
+
+    times: ArrayLike
+    units: str
+    calendar: str = "proleptic_gregorian"
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_time(self)
+        times = as_array("times", self.times)
+        if times.ndim != 1 or times.size == 0 or times.dtype.kind not in "iuf":
+            raise SchemaError(
+                f"times of shape {times.shape} and dtype {times.dtype}: give a sequence of numbers in the time units",
+                kind="time",
+            )
+        if not np.isfinite(times).all() or not (np.diff(times.astype("float64")) > 0).all():
+            raise SchemaError("times must be finite and increasing", kind="time")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,19 @@
 """The rows of one array on one writer: blocks in, finished objects out.
 
 Two kinds of array are written record by record. A *sharded* one has one open shard per shard that this
-writer owns. A *series* (time itself, and variables over time alone) has one value a record, in chunks of
-`SERIES_CHUNK`, and only the owner writes it. Both give objects when a row is full, and on demand for a
-row that is filled in part; both can be set back to what is committed by reading the store.
+writer owns and row. A *series* (time itself, and variables over time alone) has one value a record, in
+chunks of `SERIES_CHUNK`, and only the owner writes it. Both give objects when a row is full, and on demand
+for a row that is filled in part.
+
+Append and indexed mode differ only in the order in which records come: in append mode at most one row is
+open, in indexed mode any number. A row with committed records is opened by reading them back, so they keep
+their bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +21,7 @@ from numpy.typing import NDArray
 
 from mpistream.arrays import SERIES_CHUNK, ArraySpec
 from mpistream.errors import FormatError
+from mpistream.ranges import Ranges, covers, inside, members
 from mpistream.staging import StagedObject
 from mpistream.store import Store
 from mpistream.tiling import Box, box_n_cells
@@ -26,8 +32,23 @@ from mpistream.zarr3.shard import ChunkEncoder, OpenShard
 __all__ = ["SeriesRows", "ShardRows", "encode_whole"]
 
 
+@dataclass(slots=True)
+class _Row:
+    """One row that is open, or that was staged with records that are not committed yet."""
+
+    shards: list[OpenShard]
+    n_present: int
+    """Records in it, committed or new."""
+    new: set[int] = field(default_factory=set)
+    """Records in it that are not committed."""
+    objects: list[StagedObject] = field(default_factory=list)
+    """What was last made of it."""
+    is_dirty: bool = False
+    """Whether it has grown since."""
+
+
 class ShardRows:
-    """The open row of one sharded array.
+    """The open rows of one sharded array.
 
     Parameters
     ----------
@@ -39,15 +60,29 @@ class ShardRows:
         The cells of this rank's block, over the dims without time.
     boxes
         The aligned boxes of it that this writer writes.
+    store
+        Where rows with committed records are read back from.
+    n_total
+        Records there will ever be (indexed mode), None: no end.
     is_durable
         Whether every object is synced; one that replaces committed records always is.
     """
 
     def __init__(
-        self, array: ArraySpec, separator: str, block_box: Box, boxes: Sequence[Box], *, is_durable: bool
+        self,
+        array: ArraySpec,
+        separator: str,
+        block_box: Box,
+        boxes: Sequence[Box],
+        *,
+        store: Store,
+        n_total: int | None = None,
+        is_durable: bool,
     ) -> None:
         self.array = array
         self._separator = separator
+        self._store = store
+        self._n_total = n_total
         self._is_durable = is_durable
         self._encoder = ChunkEncoder(array.shard_spec())
         self._row_length = array.row_length
@@ -57,11 +92,11 @@ class ShardRows:
             box = grid.shard_box(index)
             slices = tuple(slice(a - lo, b - lo) for (a, b), (lo, _) in zip(box, block_box, strict=True))
             self._shards.append((index, box, slices))
-        self._open: list[OpenShard] = []
-        self.n_records = 0
-        """Records that were added or are committed."""
-        self._n_staged = 0
-        self._n_committed = 0
+        self._committed: Ranges = ()
+        # Rows in memory, the one that was written last at the end.
+        self._open: dict[int, _Row] = {}
+        # Rows with new records that left memory for the stage folder; they are read back when more of them comes.
+        self._staged: dict[int, _Row] = {}
 
     @property
     def writes(self) -> bool:
@@ -69,81 +104,123 @@ class ShardRows:
         return bool(self._shards)
 
     @property
-    def row_start(self) -> int:
-        """First record of the open row."""
-        return self.n_records // self._row_length * self._row_length
+    def nbytes(self) -> int:
+        """Bytes that the open rows hold in memory."""
+        return sum(shard.nbytes for row in self._open.values() for shard in row.shards)
 
-    def add(self, block: NDArray[Any]) -> list[StagedObject]:
-        """Encode the next record; return the row's objects when it is full."""
-        if not self._open:
-            self._open = [OpenShard(self._encoder, _shape(box)) for _, box, _ in self._shards]
-        for shard, (_, _, slices) in zip(self._open, self._shards, strict=True):
-            shard.add(block[slices])
-        self.n_records += 1
-        if self.n_records % self._row_length:
-            return []
-        objects = self._objects(self.n_records - self._row_length)
-        self._open = []
+    @property
+    def n_open(self) -> int:
+        """Rows in memory."""
+        return len(self._open)
+
+    def put(self, record: int, block: NDArray[Any]) -> list[StagedObject]:
+        """Encode a record; return its row's objects when the row is full.
+
+        Raises
+        ------
+        FormatError, StoreError
+            When committed records of its row can't be read back.
+        """
+        row, in_row = divmod(record, self._row_length)
+        found = self._open.pop(row, None) or self._read_row(row)
+        self._open[row] = found
+        for shard, (_, _, slices) in zip(found.shards, self._shards, strict=True):
+            shard.put(in_row, block[slices])
+        found.n_present += 1
+        found.new.add(record)
+        found.is_dirty = True
+        return self._leave(row) if found.n_present == self._n_records_of(row) else []
+
+    def _n_records_of(self, row: int) -> int:
+        start = row * self._row_length
+        return self._row_length if self._n_total is None else min(self._row_length, self._n_total - start)
+
+    def leave_oldest(self) -> list[StagedObject]:
+        """Take the row that was not written to for longest out of memory; return its objects."""
+        return self._leave(next(iter(self._open)))
+
+    def _leave(self, row: int) -> list[StagedObject]:
+        objects = self._objects(row)
+        self._staged[row] = self._open.pop(row)
+        self._staged[row].shards = []
         return objects
 
     def partial(self) -> list[StagedObject]:
-        """Return the objects of a row that is filled in part, if it has grown since they were last made."""
-        if not self.n_records % self._row_length or self.n_records == self._n_staged:
-            return []
-        return self._objects(self.row_start)
+        """Return the objects of rows that are filled in part and have grown since they were last made."""
+        return [item for row, found in self._open.items() if found.is_dirty for item in self._objects(row)]
 
-    def _objects(self, start: int) -> list[StagedObject]:
-        self._n_staged = self.n_records
-        row = (start // self._row_length,) if self.array.has_time else ()
-        objects = []
-        for shard, (index, box, _) in zip(self._open, self._shards, strict=True):
+    def _objects(self, row: int) -> list[StagedObject]:
+        found = self._open[row]
+        if not found.is_dirty:
+            return []
+        start = row * self._row_length
+        replaces = bool(inside(self._committed, start, start + self._row_length))
+        found.objects = []
+        for shard, (index, box, _) in zip(found.shards, self._shards, strict=True):
             pieces = shard.finish()
-            objects.append(
+            found.objects.append(
                 StagedObject(
                     name=self.array.name,
-                    key=chunk_key(self.array.name, self._separator, (*row, *index)),
-                    start=start if self.array.has_time else 0,
-                    stop=self.n_records if self.array.has_time else 0,
+                    key=self._key(row, index),
+                    records=frozenset(found.new) if self.array.has_time else None,
                     n_cells=box_n_cells(box),
                     pieces=pieces,
                     nbytes=sum(len(p) for p in pieces),
-                    must_sync=self._is_durable or start < self._n_committed,
+                    must_sync=self._is_durable or replaces,
                 )
             )
-        return objects
+        found.is_dirty = False
+        return found.objects
 
-    def committed(self, n_records: int) -> None:
-        """Note that the first ``n_records`` records are committed."""
-        self._n_committed = n_records
+    def _key(self, row: int, index: tuple[int, ...]) -> str:
+        lead = (row,) if self.array.has_time else ()
+        return chunk_key(self.array.name, self._separator, (*lead, *index))
 
-    def reset(self, store: Store, n_committed: int) -> None:
-        """Set the row back to what is committed; a row that is filled in part is read back from the store.
+    def _read_row(self, row: int) -> _Row:
+        """Open a row: empty, from what is staged of it, or from what is committed."""
+        start = row * self._row_length
+        kept = set(members(inside(self._committed, start, start + self._row_length)))
+        staged = self._staged.pop(row, None)
+        new = staged.new if staged is not None else set()
+        opened = []
+        for i, (index, box, _) in enumerate(self._shards):
+            shape = tuple(b - a for a, b in box)
+            if not kept and not new:
+                opened.append(OpenShard(self._encoder, shape))
+                continue
+            key = self._key(row, index)
+            data = self._store.read(key) if staged is None else staged.objects[i].read_back(self._store)
+            if data is None:
+                raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
+            try:
+                opened.append(OpenShard.from_object(self._encoder, shape, data, {r - start for r in kept | new}))
+            except FormatError as error:
+                raise FormatError(f"{key}: {error}", kind=error.kind) from error
+        return _Row(opened, len(kept) + len(new), set(new), staged.objects if staged is not None else [])
+
+    def committed(self, committed: Ranges) -> None:
+        """Note which records are committed now; only a row that may still grow stays in memory."""
+        self._committed = committed
+        for row, found in [*self._staged.items(), *self._open.items()]:
+            found.new = {r for r in found.new if not covers(committed, r)}
+            if not found.new:
+                self._staged.pop(row, None)
+            # In append mode the open row goes on; in indexed mode it is read back if more of it ever comes.
+            if self._n_total is not None and not found.new:
+                self._open.pop(row, None)
+
+    def reset(self, committed: Ranges) -> None:
+        """Forget what is not committed; in append mode the row that goes on is read back now.
 
         Raises
         ------
         FormatError
             With the key, when a shard of it is missing or damaged.
         """
-        self.n_records = self._n_staged = self._n_committed = n_committed
-        self._open = []
-        n_in_row = n_committed % self._row_length
-        if not n_in_row:
-            return
-        opened = []
-        for index, box, _ in self._shards:
-            key = chunk_key(self.array.name, self._separator, (self.row_start // self._row_length, *index))
-            data = store.read(key)
-            if data is None:
-                raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
-            try:
-                opened.append(OpenShard.from_object(self._encoder, _shape(box), data, n_in_row))
-            except FormatError as error:
-                raise FormatError(f"{key}: {error}", kind=error.kind) from error
-        self._open = opened
-
-
-def _shape(box: Box) -> tuple[int, ...]:
-    return tuple(b - a for a, b in box)
+        self._committed, self._open, self._staged = committed, {}, {}
+        n = committed[-1][1] if committed else 0
+        if self._n_total is None and n % self._row_length and self.writes:
+            self._open[n // self._row_length] = self._read_row(n // self._row_length)
 
 
 def encode_whole(array: ArraySpec, separator: str, values: NDArray[Any]) -> list[StagedObject]:
@@ -163,8 +240,7 @@ def encode_whole(array: ArraySpec, separator: str, values: NDArray[Any]) -> list
             StagedObject(
                 name=array.name,
                 key=chunk_key(array.name, separator, index),
-                start=0,
-                stop=0,
+                records=None,
                 n_cells=part.size,
                 pieces=pieces,
                 nbytes=sum(len(p) for p in pieces),
@@ -175,7 +251,7 @@ def encode_whole(array: ArraySpec, separator: str, values: NDArray[Any]) -> list
 
 
 class SeriesRows:
-    """The values of one array over time alone, from the chunk of the last committed record on.
+    """The chunks of one array over time alone that hold records which are not committed.
 
     Parameters
     ----------
@@ -183,42 +259,54 @@ class SeriesRows:
         The array.
     separator
         Of chunk keys.
+    store
+        Where chunks with committed records are read back from.
     """
 
-    def __init__(self, array: ArraySpec, separator: str) -> None:
+    def __init__(self, array: ArraySpec, separator: str, store: Store) -> None:
         self.array = array
         self._separator = separator
+        self._store = store
         self._codec = ChunkCodec(array.chain, array.dtype)
-        self._n_committed = 0
-        self._values: list[Any] = []
+        self._committed: Ranges = ()
+        self._chunks: dict[int, NDArray[Any]] = {}
+        self._new: set[int] = set()
 
-    @property
-    def _first(self) -> int:
-        return self._n_committed // SERIES_CHUNK * SERIES_CHUNK
+    def put(self, record: int, value: Any) -> None:
+        """Put a record's value.
 
-    @property
-    def n_records(self) -> int:
-        """Records that were added or are committed."""
-        return self._first + len(self._values)
+        Raises
+        ------
+        FormatError, StoreError
+            When the committed values of its chunk can't be read back.
+        """
+        self._chunk(record // SERIES_CHUNK)[record % SERIES_CHUNK] = value
+        self._new.add(record)
 
-    def add(self, value: Any) -> None:
-        """Append the next record's value."""
-        self._values.append(value)
+    def _chunk(self, chunk: int) -> NDArray[Any]:
+        if chunk not in self._chunks:
+            values = np.full(SERIES_CHUNK, self.array.fill, self._codec.stored_dtype)
+            start = chunk * SERIES_CHUNK
+            kept = inside(self._committed, start, start + SERIES_CHUNK)
+            if kept:
+                key = chunk_key(self.array.name, self._separator, (chunk,))
+                stored = read_series_chunk(self._store, self._codec, key)
+                for a, b in kept:
+                    values[a - start : b - start] = stored[a - start : b - start]
+            self._chunks[chunk] = values
+        return self._chunks[chunk]
 
-    def objects(self, stop: int) -> list[StagedObject]:
-        """Return the chunks that hold records from the last committed one to ``stop``."""
+    def objects(self, records: Ranges) -> list[StagedObject]:
+        """Return the chunks that hold new records out of ``records``."""
         found = []
-        for start in range(self._first, stop, SERIES_CHUNK):
-            values = self._values[start - self._first : min(stop, start + SERIES_CHUNK) - self._first]
-            chunk = np.full(SERIES_CHUNK, self.array.fill, self._codec.stored_dtype)
-            chunk[: len(values)] = values
-            pieces = self._codec.encode(chunk)
+        for chunk in sorted({r // SERIES_CHUNK for r in self._new if covers(records, r)}):
+            start = chunk * SERIES_CHUNK
+            pieces = self._codec.encode(self._chunks[chunk])
             found.append(
                 StagedObject(
                     name=self.array.name,
-                    key=chunk_key(self.array.name, self._separator, (start // SERIES_CHUNK,)),
-                    start=start,
-                    stop=start + len(values),
+                    key=chunk_key(self.array.name, self._separator, (chunk,)),
+                    records=frozenset(r for r in self._new if start <= r < start + SERIES_CHUNK),
                     n_cells=1,
                     pieces=pieces,
                     nbytes=sum(len(p) for p in pieces),
@@ -230,28 +318,29 @@ class SeriesRows:
 
     def drop_uncommitted(self) -> None:
         """Forget the values of records that are not committed."""
-        del self._values[self._n_committed - self._first :]
+        for record in self._new:
+            self._chunks[record // SERIES_CHUNK][record % SERIES_CHUNK] = self.array.fill
+        self._new = set()
 
-    def committed(self, n_records: int) -> None:
-        """Note that the first ``n_records`` records are committed; forget the chunks before them."""
-        first = self._first
-        self._n_committed = n_records
-        del self._values[: self._first - first]
+    def committed(self, committed: Ranges) -> None:
+        """Note which records are committed now; the last chunk that has some stays in memory."""
+        self._committed = committed
+        self._new = {r for r in self._new if not covers(committed, r)}
+        last = (committed[-1][1] - 1) // SERIES_CHUNK if committed else -1
+        used = {r // SERIES_CHUNK for r in self._new}
+        self._chunks = {k: v for k, v in self._chunks.items() if k == last or k in used}
 
-    def reset(self, store: Store, n_committed: int) -> None:
-        """Set the values back to what is committed, by reading the last chunk.
+    def reset(self, committed: Ranges) -> None:
+        """Forget what is not committed; the last chunk of committed records is read back now.
 
         Raises
         ------
         FormatError
             With the key, when it is missing or damaged.
         """
-        self._n_committed = n_committed
-        self._values = []
-        n = n_committed - self._first
-        if n:
-            key = chunk_key(self.array.name, self._separator, (self._first // SERIES_CHUNK,))
-            self._values = list(read_series_chunk(store, self._codec, key)[:n])
+        self._committed, self._chunks, self._new = committed, {}, set()
+        if committed and committed[-1][1] % SERIES_CHUNK:
+            self._chunk(committed[-1][1] // SERIES_CHUNK)
 
 
 def read_series_chunk(store: Store, codec: ChunkCodec, key: str) -> NDArray[Any]:

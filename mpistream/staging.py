@@ -42,9 +42,8 @@ class StagedObject:
     name: str
     """The array."""
     key: str
-    start: int
-    stop: int
-    """Records in it, half-open; (0, 0) for a static."""
+    records: frozenset[int] | None
+    """Records in it that were not committed when it was made; None for an array without time."""
     n_cells: int
     """Cells of one record in it."""
     pieces: Sequence[Any] | None
@@ -55,6 +54,14 @@ class StagedObject:
     is_placed: bool = False
     tail: bytes = field(default=b"")
     error: Exception | None = None
+
+    def read_back(self, store: Store) -> bytes | None:
+        """Return its bytes, from memory or from where they lie."""
+        pieces = self.pieces  # the thread that stages sets staged_key first, then lets the pieces go
+        if pieces is not None:
+            return b"".join(bytes(p) for p in pieces)
+        assert self.staged_key is not None
+        return store.read(self.key if self.is_placed else self.staged_key)
 
 
 class Stager:
