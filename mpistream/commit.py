@@ -38,10 +38,11 @@ from dataclasses import dataclass, replace
 
 from mpistream.arrays import Role
 from mpistream.epoch import EpochState
-from mpistream.manifest import Dropped, Manifest, add_times, subtract_times
+from mpistream.manifest import Dropped, Manifest, add_times, raise_floors, subtract_times
+from mpistream.ranges import Ranges, count, difference, inside, members, overlap, union
 from mpistream.token import CommitReceipt, CommitToken, times_sha256
 
-__all__ = ["Decision", "Fault", "decide", "next_manifest", "recover"]
+__all__ = ["Decision", "Fault", "decide", "next_manifest", "recover", "without_records"]
 
 # A message names so many ranks; of 10,000 that differ nobody reads all.
 _MAX_NAMED = 8
@@ -98,11 +99,11 @@ def decide(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken],
     if faults:
         return Decision(faults=tuple(faults))
     names = sorted({name for t in tokens for name in t.statics})
-    new = next_manifest(manifest, times, names)
+    new = next_manifest(manifest, tokens[0].records, times, names)
     receipt = CommitReceipt(
         commit_seq=new.commit_seq,
         epoch=new.epoch,
-        n_records=new.n_records,
+        n_records=count(new.committed),
         last_t=new.last_t,
         n_new_records=len(times),
         new_statics=tuple(names),
@@ -112,7 +113,9 @@ def decide(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken],
     return Decision(manifest=new, receipt=receipt)
 
 
-def next_manifest(manifest: Manifest, times: Sequence[float], statics: Sequence[str]) -> Manifest:
+def next_manifest(
+    manifest: Manifest, records: Ranges, times: Sequence[float], statics: Sequence[str]
+) -> Manifest:
     """Return the committed state after a commit: every rank computes the same.
 
     Not collective.
@@ -121,22 +124,52 @@ def next_manifest(manifest: Manifest, times: Sequence[float], statics: Sequence[
     ----------
     manifest
         The state before.
+    records
+        The new records.
     times
-        Times of the new records.
+        Their times.
     statics
         Names of the new statics.
     """
-    new = manifest.with_records(
-        manifest.n_records + len(times),
-        times[-1] if times else manifest.last_t,
-        add_times(manifest.times_digest, manifest.n_records, times),
-    )
+    last = manifest.committed[-1][1] if manifest.committed else 0
     return replace(
-        new,
+        manifest,
+        committed=union(manifest.committed, records),
+        last_t=times[-1] if records and records[-1][1] > last else manifest.last_t,
+        times_digest=add_times(manifest.times_digest, zip(members(records), times, strict=True)),
         commit_seq=manifest.commit_seq + 1,
         statics=tuple(sorted({*manifest.statics, *statics})),
         # The first commit of an epoch makes what its resume dropped unreachable; only then is it deleted.
         dropped=(),
+    )
+
+
+def without_records(
+    manifest: Manifest, records: Ranges, times: Sequence[float], last_t: float | None
+) -> Manifest:
+    """Return the committed state after committed records were given up: dropped by a resume, or invalidated.
+
+    Not collective.
+
+    Parameters
+    ----------
+    manifest
+        The state before.
+    records
+        The records; all of them are committed.
+    times
+        Their times.
+    last_t
+        Time of the last record that stays.
+    """
+    commit_seq = manifest.commit_seq + 1
+    return replace(
+        manifest,
+        committed=difference(manifest.committed, records),
+        last_t=last_t,
+        times_digest=subtract_times(manifest.times_digest, zip(members(records), times, strict=True)),
+        commit_seq=commit_seq,
+        floors=raise_floors(manifest.floors, records, commit_seq),
     )
 
 
@@ -177,8 +210,10 @@ def _identity_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[Com
 def _record_faults(manifest: Manifest, tokens: Sequence[CommitToken], times: Sequence[float]) -> list[Fault]:
     """The same record set, behind what is committed, at bitwise the same times."""
     first = min(tokens, key=lambda t: t.writer)
-    if any((t.start, t.stop) != (first.start, first.stop) for t in tokens):
-        said = ", ".join(f"rank {t.writer} {t.stop - t.start} records to t = {t.last_t}" for t in tokens[:_MAX_NAMED])
+    if any(t.records != first.records for t in tokens):
+        said = ", ".join(
+            f"rank {t.writer} {count(t.records)} records to t = {t.last_t}" for t in tokens[:_MAX_NAMED]
+        )
         more = f" and {len(tokens) - _MAX_NAMED} more ranks" if len(tokens) > _MAX_NAMED else ""
         return [
             Fault(
@@ -186,11 +221,16 @@ def _record_faults(manifest: Manifest, tokens: Sequence[CommitToken], times: Seq
                 text=f"the ranks wrote different records: {said}{more}; call rollback() on every rank and write again",
             )
         ]
-    if first.start != manifest.n_records or first.stop - first.start != len(times):
-        text = (
-            f"records {first.start} to {first.stop} do not follow the {manifest.n_records} committed ones "
-            f"with {len(times)} times"
-        )
+    n_total = manifest.schema.n_total
+    fits = count(first.records) == len(times) and first.records == union(first.records)
+    if n_total is None:
+        start = count(manifest.committed)
+        fits = fits and first.records in ((), ((start, start + len(times)),))
+    else:
+        fits = fits and inside(first.records, 0, n_total) == first.records
+        fits = fits and not overlap(first.records, manifest.committed)
+    if not fits:
+        text = f"records {first.records} with {len(times)} times don't fit to those that are committed, {manifest.committed}"
         return [Fault(kind="records", text=text)]
     sha = times_sha256(times)
     return [
@@ -229,7 +269,7 @@ def _cover_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[Commit
     streaming = [a.name for a in manifest.schema.arrays.values() if a.has_time]
     statics = {a.name for a in manifest.schema.arrays.values() if a.role is Role.STATIC}
     for t in tokens:
-        n_records = t.stop - t.start
+        n_records = count(t.records)
         wanted = [(name, n_records, t.n_cells.get(name, 0)) for name in streaming]
         wanted += [(name, 1, t.statics.get(name, 0)) for name in sorted(named & statics)]
         unknown = {*(set(t.n_cells) - set(streaming)), *(set(t.statics) - statics)}
@@ -280,20 +320,13 @@ def recover(
     layout_digest
         Digest of the new epoch's layout document.
     """
-    assert n_keep + len(dropped_times) == manifest.n_records
-    new = manifest.with_records(n_keep, last_t, subtract_times(manifest.times_digest, n_keep, dropped_times))
-    commit_seq = manifest.commit_seq + 1
-    dropped, floors = manifest.dropped, manifest.floors
-    if dropped_times:
-        dropped = (*dropped, Dropped(epoch=epoch, start=n_keep, stop=manifest.n_records))
-        # A floor further up is below this one now, so their number does not grow with the number of resumes alone.
-        floors = (*((start, seq) for start, seq in floors if start < n_keep), (n_keep, commit_seq))
+    dropped = inside(manifest.committed, n_keep, manifest.n_records)
+    new = without_records(manifest, dropped, dropped_times, last_t)
     return replace(
         new,
         run_id=run_id,
         epoch=epoch,
-        commit_seq=commit_seq,
-        dropped=dropped,
-        floors=floors,
+        dropped=(*manifest.dropped, *(Dropped(epoch=epoch, start=a, stop=b) for a, b in dropped)),
+        floors=new.floors if dropped else manifest.floors,
         layout_digest=layout_digest,
     )

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mpistream.errors import FormatError
+from mpistream.ranges import Ranges, count, inside, union
 from mpistream.region import Region
 from mpistream.schema import StreamSchema
 
@@ -27,16 +28,19 @@ __all__ = [
     "MANIFEST_KEY",
     "STAGE_FOLDER",
     "Dropped",
+    "Floors",
     "Manifest",
     "add_times",
     "dropped_folder",
     "epoch_key",
     "fenced_folder",
+    "floor_of",
     "layout_bytes",
     "layout_key",
     "nonce_key",
     "parse_epoch",
     "parse_json",
+    "raise_floors",
     "regions_of_layout",
     "stage_folder",
     "subtract_times",
@@ -51,6 +55,8 @@ LEASE_KEY = ".mpistream/lease"
 EPOCHS_FOLDER = ".mpistream/epochs"
 STAGE_FOLDER = ".mpistream/stage"
 DROPPED_FOLDER = ".mpistream/dropped"
+
+Floors = tuple[tuple[int, int], ...]
 
 _NO_TIMES = "0" * 64
 _MODULUS = 2**256
@@ -131,32 +137,86 @@ def _dump(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def _times_sum(start: int, times: Iterable[float]) -> int:
+def _times_sum(times: Iterable[tuple[int, float]]) -> int:
     return sum(
         int.from_bytes(hashlib.sha256(i.to_bytes(8, "little") + np.float64(t).astype("<f8").tobytes()).digest(), "big")
-        for i, t in enumerate(times, start)
+        for i, t in times
     )
 
 
-def add_times(digest: str, start: int, times: Sequence[float]) -> str:
-    """Return the digest of all times after ``times`` were put at ``start`` and behind it.
+def add_times(digest: str, times: Iterable[tuple[int, float]]) -> str:
+    """Return the digest of all committed times after some were added.
 
     Not collective.
+
+    Parameters
+    ----------
+    digest
+        The digest before.
+    times
+        Pairs of record and time.
 
     Notes
     -----
     The sum, modulo 2**256, of sha256(index, 8 bytes little-endian; time, float64 little-endian): so a
     commit costs what it adds, a resume what it drops, and neither grows with what is committed.
     """
-    return f"{(int(digest, 16) + _times_sum(start, times)) % _MODULUS:064x}"
+    return f"{(int(digest, 16) + _times_sum(times)) % _MODULUS:064x}"
 
 
-def subtract_times(digest: str, start: int, times: Sequence[float]) -> str:
-    """Return the digest of all times without those at ``start`` and behind it.
+def subtract_times(digest: str, times: Iterable[tuple[int, float]]) -> str:
+    """Return the digest of all committed times without some of them.
 
     Not collective.
+
+    Parameters
+    ----------
+    digest, times
+        As in `add_times`.
     """
-    return f"{(int(digest, 16) - _times_sum(start, times)) % _MODULUS:064x}"
+    return f"{(int(digest, 16) - _times_sum(times)) % _MODULUS:064x}"
+
+
+def raise_floors(floors: Floors, records: Ranges, commit_seq: int) -> Floors:
+    """Return the floors after other records than before lie, or will lie, at some numbers.
+
+    Not collective.
+
+    Parameters
+    ----------
+    floors
+        Pairs (start, commit_seq), ascending by start: the floor from there to the next pair; 0 before the first.
+    records
+        The numbers.
+    commit_seq
+        Their new floor, higher than any before.
+    """
+    levels = dict(floors)
+    for start, stop in records:
+        behind = max((s for s in levels if s <= stop), default=None)
+        after = 0 if behind is None else levels[behind]
+        levels = {s: seq for s, seq in levels.items() if not start <= s <= stop}
+        levels[start], levels[stop] = commit_seq, after
+    found: list[tuple[int, int]] = []
+    for start, seq in sorted(levels.items()):
+        if seq != (found[-1][1] if found else 0):
+            found.append((start, seq))
+    return tuple(found)
+
+
+def floor_of(floors: Floors, record: int) -> int:
+    """Return the commit_seq before which other records lay at a number.
+
+    Not collective.
+
+    Parameters
+    ----------
+    floors
+        As in `raise_floors`.
+    record
+        The record.
+    """
+    return max(((start, seq) for start, seq in floors if start <= record), default=(0, 0))[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,14 +237,14 @@ class Manifest:
     """The opening that wrote this manifest."""
     epoch: int
     commit_seq: int
-    n_records: int
     last_t: float | None
-    committed: tuple[tuple[int, int], ...]
+    """Time of the last committed record."""
+    committed: Ranges
     """Ranges of committed records, half-open, ascending, not touching."""
     statics: tuple[str, ...]
     dropped: tuple[Dropped, ...]
-    floors: tuple[tuple[int, int], ...]
-    """(start, commit_seq), ascending in both: before that commit, other records lay from ``start`` on."""
+    floors: Floors
+    """(start, commit_seq), ascending by start: before that commit, other records lay from ``start`` on."""
     schema: StreamSchema
     fingerprint: str
     coordinates_digest: str
@@ -202,7 +262,6 @@ class Manifest:
             run_id=run_id,
             epoch=epoch,
             commit_seq=0,
-            n_records=0,
             last_t=None,
             committed=(),
             statics=(),
@@ -215,18 +274,12 @@ class Manifest:
             layout_digest=layout_digest,
         )
 
-    def with_records(self, n_records: int, last_t: float | None, times_digest: str) -> Manifest:
-        """Return this manifest with another number of records.
-
-        Not collective.
-        """
-        return replace(
-            self,
-            n_records=n_records,
-            last_t=last_t,
-            times_digest=times_digest,
-            committed=((0, n_records),) if n_records else (),
-        )
+    @property
+    def n_records(self) -> int:
+        """Length of the time dim: all records in indexed mode, the committed ones in append mode."""
+        if self.schema.n_total is not None:
+            return self.schema.n_total
+        return self.committed[-1][1] if self.committed else 0
 
     def to_bytes(self) -> bytes:
         """Return the manifest's bytes, its own checksum included.
@@ -283,7 +336,6 @@ class Manifest:
                 run_id=str(document["run_id"]),
                 epoch=int(document["epoch"]),
                 commit_seq=int(document["commit_seq"]),
-                n_records=int(document["n_records"]),
                 last_t=None if document["last_t"] is None else float(document["last_t"]),
                 committed=tuple((int(a), int(b)) for a, b in document["committed"]),
                 statics=tuple(str(s) for s in document["statics"]),
@@ -298,12 +350,16 @@ class Manifest:
                 times_digest=f"{int(document['times_digest'], 16):064x}",
                 layout_digest=str(document["layout_digest"]),
             )
-            if manifest.n_records < 0 or manifest.committed != (
-                ((0, manifest.n_records),) if manifest.n_records else ()
+            n_total = manifest.schema.n_total
+            if (
+                manifest.n_records != document["n_records"]
+                or union(manifest.committed) != manifest.committed
+                or (n_total is None and len(manifest.committed) > 1)
+                or inside(manifest.committed, 0, manifest.n_records) != manifest.committed
+                or (n_total is None and count(manifest.committed) != manifest.n_records)
             ):
                 raise FormatError(
-                    f"{manifest.n_records} records, but committed ranges {manifest.committed}",
-                    kind="manifest",
+                    f"{document['n_records']} records, but committed ranges {manifest.committed}", kind="manifest"
                 )
             if not manifest.schema.is_resolved or manifest.schema.fingerprint() != manifest.fingerprint:
                 raise FormatError("the schema does not have the fingerprint that stands beside it", kind="manifest")

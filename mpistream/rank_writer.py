@@ -8,6 +8,7 @@ beyond the last commit it can make again from the caller's next calls (`RankWrit
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpistream.array_reader import ArrayReader
 from mpistream.arrays import ArraySpec, Role
 from mpistream.block import check_block, check_time
 from mpistream.epoch import Share
@@ -23,6 +25,7 @@ from mpistream.errors import MPIStreamError, ProtocolError, SchemaError, error_t
 from mpistream.grid import block_box
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.options import Options
+from mpistream.ranges import Ranges, count, covers, inside, members, overlap, ranges_of, union
 from mpistream.rows import SeriesRows, ShardRows, encode_whole
 from mpistream.staging import StagedObject, Stager
 from mpistream.store import Store
@@ -79,7 +82,7 @@ class RankWriter:
             if array.role is Role.SERIES:
                 self._shapes[array.name] = ()
                 if self.writer == 0:
-                    self._series[array.name] = SeriesRows(array, self.schema.key_separator)
+                    self._series[array.name] = SeriesRows(array, self.schema.key_separator, store)
             elif array.is_sharded:
                 box = block_box(array.grid, self.schema.partitioned_dims, self.region)
                 self._shapes[array.name] = tuple(b - a for a, b in box)
@@ -95,13 +98,12 @@ class RankWriter:
         # Invariant: at most one object a key. A row that has grown replaces the object it was before.
         self._objects: dict[str, StagedObject] = {}
         self._broken: BaseException | None = None
-        self._set_base(manifest)
-        if manifest.n_records:
-            self._reset_rows()
-
-    def _set_base(self, manifest: Manifest) -> None:
+        self._fixed_times: NDArray[Any] | None = None
+        self._max_open_nbytes = options.max_pending_nbytes or 2 * self._record_nbytes()
         self._manifest = manifest
-        self._times: list[float] = []
+        # Record -> time of what was written and is not committed.
+        self._pending: dict[int, float] = {}
+        self._reset_rows()
 
     def _shard_rows(self, array: ArraySpec) -> ShardRows:
         box = block_box(array.grid, self.schema.partitioned_dims, self.region)
@@ -110,6 +112,8 @@ class RankWriter:
             self.schema.key_separator,
             box,
             self._share.boxes[array.name],
+            store=self._store,
+            n_total=self.schema.n_total,
             is_durable=self._is_durable,
         )
 
@@ -121,42 +125,55 @@ class RankWriter:
     @property
     def n_committed(self) -> int:
         """Committed records."""
-        return self._manifest.n_records
+        return count(self._manifest.committed)
 
     @property
     def n_records(self) -> int:
         """Records that were written or are committed."""
-        return self.n_committed + len(self._times)
+        return self.n_committed + len(self._pending)
 
     @property
     def last_t(self) -> float | None:
-        """Time of the last of them."""
-        return self._times[-1] if self._times else self._manifest.last_t
+        """Time of the last record, written or committed."""
+        if not self._pending:
+            return self._manifest.last_t
+        last = max(self._pending)
+        committed = self._manifest.committed
+        return self._manifest.last_t if committed and committed[-1][1] > last else self._pending[last]
 
-    @property
-    def times(self) -> list[float]:
-        """Times of the records that are not committed."""
-        return list(self._times)
+    def times(self, records: Ranges) -> list[float]:
+        """Times of records that are not committed."""
+        return [self._pending[r] for r in members(records)]
 
     @property
     def base_seq(self) -> int:
         """The commit_seq on which this writer builds."""
         return self._manifest.commit_seq
 
-    def has_pending(self, stop: int) -> bool:
-        """Whether a commit of the records to ``stop`` would commit anything."""
-        return stop > self.n_committed or bool(self._statics) or self._broken is not None
+    def has_pending(self, records: Ranges) -> bool:
+        """Whether a commit of these records would commit anything."""
+        return bool(records) or bool(self._statics) or self._broken is not None
 
-    def stop_of_commit(self, *, partial_rows: bool) -> int:
-        """Return the end of the record set of a commit now.
+    def records_to_commit(self, *, partial_rows: bool) -> Ranges:
+        """Return the record set of a commit now.
 
-        Without partial rows that is the last record at which a row of every variable ends, the same on
-        every rank whatever it writes.
+        Without partial rows these are the records of rows that are full for every variable, the same on every
+        rank whatever it writes: rows are looked at in groups as long as their least common multiple.
         """
+        pending = ranges_of(self._pending)
         if partial_rows:
-            return self.n_records
+            return pending
         length = math.lcm(*(a.row_length for a in self.schema.arrays.values() if a.role is Role.VARIABLE))
-        return max(self.n_records // length * length, self.n_committed)
+        n_total = self.schema.n_total
+        there = union(self._manifest.committed, pending)
+        full: list[tuple[int, int]] = []
+        for group in sorted({r // length for r in self._pending}):
+            start, stop = group * length, (group + 1) * length
+            if n_total is not None:
+                stop = min(stop, n_total)
+            if inside(there, start, stop) == ((start, stop),):
+                full.append((start, stop))
+        return overlap(pending, union(full))
 
     # Writing
 
@@ -197,9 +214,55 @@ class RankWriter:
         return blocks
 
     def write_record(self, t: Any, arrays: Mapping[str, Any]) -> None:
-        """Put one record; see `mpistream.parallel.StreamWriter.write_record`."""
-        began = time.perf_counter()
+        """Put the next record; see `mpistream.parallel.StreamWriter.write_record`."""
+        self._check_mode("write_record", is_indexed=False)
         t = check_time(t, self.last_t)
+        self._write(self.n_records, t, arrays)
+
+    def write_record_at(self, index: Any, t: Any, arrays: Mapping[str, Any]) -> None:
+        """Put one record of a fixed time dim; see `mpistream.parallel.StreamWriter.write_record_at`."""
+        self._check_mode("write_record_at", is_indexed=True)
+        n_total = self.schema.n_total
+        assert n_total is not None
+        try:
+            record = operator.index(index)
+        except TypeError as error:
+            raise SchemaError(f"index {index!r} is not an integer", kind="index") from error
+        if not 0 <= record < n_total:
+            raise SchemaError(f"index {record}: there are {n_total} times, 0 to {n_total - 1}", kind="index")
+        t = check_time(t, None)
+        expected = self._time_of(record)
+        if t != expected:
+            raise SchemaError(
+                f"t = {t!r} at index {record}, the schema's time is {expected!r}; pass times[index] itself", kind="time"
+            )
+        if covers(self._manifest.committed, record):
+            raise SchemaError(
+                f"record {record} is committed; call invalidate([{record}]) on every rank before it is rewritten",
+                kind="committed",
+            )
+        if record in self._pending:
+            raise SchemaError(
+                f"record {record} was written since the last commit; rollback() drops what is not committed", kind="written"
+            )
+        self._write(record, t, arrays)
+
+    def _check_mode(self, call: str, *, is_indexed: bool) -> None:
+        if (self.schema.n_total is not None) is not is_indexed:
+            other = "write_record_at(index, t, arrays)" if not is_indexed else "write_record(t, arrays)"
+            raise SchemaError(f"{call} does not fit the schema's time; use {other}", kind="mode")
+
+    def _time_of(self, record: int) -> float:
+        """Return the fixed time of a record, from the store: a schema that comes from there has no values."""
+        if self._fixed_times is None:
+            array = self.schema.time_array
+            self._fixed_times = np.empty(array.shape, array.dtype)
+            box = ((0, array.shape[0]),)
+            ArrayReader(self._store, self.schema.key_separator).read_chunks(array, box, self._fixed_times)
+        return float(self._fixed_times[record])
+
+    def _write(self, record: int, t: float, arrays: Mapping[str, Any]) -> None:
+        began = time.perf_counter()
         blocks = self.check_record(arrays)
         if self._broken is not None:
             raise ProtocolError(
@@ -211,19 +274,29 @@ class RankWriter:
             with np.errstate(over="ignore", invalid="ignore"):
                 for name, block in blocks.items():
                     if name in self._series:
-                        self._series[name].add(block.astype(self._series[name].array.dtype)[()])
+                        self._series[name].put(record, block.astype(self._series[name].array.dtype)[()])
                     else:
-                        self._submit(self._rows[name].add(block))
+                        self._submit(self._rows[name].put(record, block))
+                self._bound_open_rows()
         except BaseException as error:
             # Some variables have the record, others not: the next arrive tells all ranks, rollback mends it.
             self._broken = error
             raise
-        self._times.append(t)
+        self._pending[record] = t
         self.stats.n_records += 1
         self.stats.nbytes_in += sum(
             self._rows[n].array.dtype.itemsize * b.size for n, b in blocks.items() if n in self._rows
         )
         self.stats.seconds["write"] += time.perf_counter() - began
+
+    def _bound_open_rows(self) -> None:
+        """In indexed mode any number of rows can be open: the oldest leave memory for the stage folder."""
+        while sum(rows.nbytes for rows in self._rows.values()) > self._max_open_nbytes:
+            several = [rows for rows in self._rows.values() if rows.n_open > 1]
+            if not several:
+                return
+            for rows in several:
+                self._submit(rows.leave_oldest())
 
     def write_static(self, name: str, value: Any) -> None:
         """Put this rank's part of a static; see `mpistream.parallel.StreamWriter.write_static`."""
@@ -239,7 +312,7 @@ class RankWriter:
                 objects = encode_whole(array, self.schema.key_separator, block) if self.writer == 0 else []
             else:
                 rows = self._shard_rows(array)
-                objects = rows.add(block) if rows.writes else []
+                objects = rows.put(0, block) if rows.writes else []
         self._statics[name] = objects
         self._submit(objects, keep=False)
 
@@ -255,8 +328,8 @@ class RankWriter:
 
     # Committing
 
-    def stage(self, *, partial_rows: bool) -> int:
-        """Make everything of the next commit durable under the stage folder; return its last record's end.
+    def stage(self, *, partial_rows: bool) -> Ranges:
+        """Make everything of the next commit durable under the stage folder; return its record set.
 
         Raises
         ------
@@ -268,39 +341,37 @@ class RankWriter:
                 f"a record was taken in part ({type(self._broken).__name__}: {self._broken}); call rollback()",
                 kind="broken",
             )
-        stop = self.stop_of_commit(partial_rows=partial_rows)
+        records = self.records_to_commit(partial_rows=partial_rows)
         if partial_rows:
             self._submit([o for rows in self._rows.values() if rows.writes for o in rows.partial()])
-        if stop > self.n_committed:
-            self._submit([o for series in self._series.values() for o in series.objects(stop)])
-        self._stager.retry(self._pending())
-        return stop
+        self._submit([o for series in self._series.values() for o in series.objects(records)])
+        self._stager.retry(self._all_objects())
+        return records
 
-    def _pending(self) -> list[StagedObject]:
+    def _all_objects(self) -> list[StagedObject]:
         return [*self._objects.values(), *(o for objects in self._statics.values() for o in objects)]
 
-    def place(self, stop: int) -> None:
-        """Rename what belongs to the records before ``stop``, and the statics, to their keys."""
-        self._stager.place(self._of_commit(stop), sync=self._is_durable)
+    def place(self, records: Ranges) -> None:
+        """Rename what holds these records, and the statics, to their keys."""
+        self._stager.place(self._of_commit(records), sync=self._is_durable)
 
-    def _of_commit(self, stop: int) -> list[StagedObject]:
+    def _of_commit(self, records: Ranges) -> list[StagedObject]:
         return [
-            *(o for o in self._objects.values() if o.start < stop),
+            *(o for o in self._objects.values() if any(covers(records, r) for r in o.records or ())),
             *(o for objects in self._statics.values() for o in objects),
         ]
 
-    def token(self, stop: int, failure: MPIStreamError | None = None) -> CommitToken:
-        """Return the token of a commit of the records before ``stop``, counted from the objects themselves."""
-        base = self.n_committed
+    def token(self, records: Ranges, failure: MPIStreamError | None = None) -> CommitToken:
+        """Return the token of a commit of these records, counted from the objects themselves."""
         n_cells = {name: 0 for name, a in self.schema.arrays.items() if a.has_time}
         statics = dict.fromkeys(self._statics, 0)
-        of_commit = self._of_commit(stop)
+        of_commit = self._of_commit(records)
         for o in of_commit:
-            if o.name in statics:
+            if o.records is None:
                 statics[o.name] += o.n_cells
             else:
-                n_cells[o.name] += o.n_cells * (min(o.stop, stop) - max(o.start, base))
-        times = self._times[: stop - base]
+                n_cells[o.name] += o.n_cells * sum(covers(records, r) for r in o.records)
+        times = self.times(records)
         return CommitToken(
             store_id=self._manifest.store_id,
             run_id=self._manifest.run_id,
@@ -308,8 +379,7 @@ class RankWriter:
             epoch=self._manifest.epoch,
             base_seq=self._manifest.commit_seq,
             writer=self.writer,
-            start=base,
-            stop=stop,
+            records=records,
             last_t=times[-1] if times else self._manifest.last_t,
             times_sha256=times_sha256(times),
             n_cells=n_cells,
@@ -322,17 +392,24 @@ class RankWriter:
 
     def committed(self, manifest: Manifest) -> None:
         """Build on a new committed state."""
-        stop = manifest.n_records
-        times = self._times[stop - self.n_committed :]
-        self._objects = {key: o for key, o in self._objects.items() if o.start >= stop}
+        done = {o.key for o in self._of_commit(manifest.committed)}
+        self._objects = {key: o for key, o in self._objects.items() if key not in done}
         self._statics = {}
-        self._set_base(manifest)
-        self._times = times
-        for rows in self._rows.values():
-            rows.committed(stop)
-        for series in self._series.values():
-            series.committed(stop)
+        self._manifest = manifest
+        self._pending = {r: t for r, t in self._pending.items() if not covers(manifest.committed, r)}
+        self._note_committed()
         self.stats.n_commits += 1
+
+    def invalidated(self, manifest: Manifest) -> None:
+        """Build on a state in which fewer records are committed."""
+        self._manifest = manifest
+        self._note_committed()
+
+    def _note_committed(self) -> None:
+        for rows in self._rows.values():
+            rows.committed(self._manifest.committed)
+        for series in self._series.values():
+            series.committed(self._manifest.committed)
 
     def rollback(self) -> None:
         """Drop what is not committed; rows that are filled in part are read back from the store.
@@ -342,18 +419,16 @@ class RankWriter:
         FormatError, StoreError
             When that can't be read; the writer is then not usable.
         """
-        self._stager.discard(self._pending())
-        self._objects, self._statics = {}, {}
-        self._set_base(self._manifest)
+        self._stager.discard(self._all_objects())
+        self._objects, self._statics, self._pending = {}, {}, {}
         self._reset_rows()
         self._broken = None
 
     def _reset_rows(self) -> None:
         for rows in self._rows.values():
-            if rows.writes:
-                rows.reset(self._store, self.n_committed)
+            rows.reset(self._manifest.committed)
         for series in self._series.values():
-            series.reset(self._store, self.n_committed)
+            series.reset(self._manifest.committed)
 
     def close(self) -> None:
         """End the thread; nothing more is written."""

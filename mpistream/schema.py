@@ -31,7 +31,7 @@ from mpistream.arrays import (
     shape_over,
     with_coordinates_attribute,
 )
-from mpistream.description import AppendTime, Coordinate, Shape, Variable
+from mpistream.description import AppendTime, Coordinate, IndexedTime, Shape, Variable
 from mpistream.errors import FormatError, SchemaError
 from mpistream.names import (
     canonical_json,
@@ -86,7 +86,7 @@ class StreamSchema:
         self,
         *,
         dims: Mapping[str, int | None],
-        time: AppendTime,
+        time: AppendTime | IndexedTime,
         variables: Mapping[str, Variable],
         statics: Mapping[str, Variable] | None = None,
         coords: Mapping[str, Coordinate] | None = None,
@@ -98,8 +98,8 @@ class StreamSchema:
     ) -> None:
         self.time_dim, sizes = checked_dims(dims)
         self.dims: Mapping[str, int | None] = MappingProxyType({self.time_dim: None, **sizes})
-        if not isinstance(time, AppendTime):
-            raise SchemaError(f"time is a {type(time).__name__}; give AppendTime(units=...)", kind="time")
+        if not isinstance(time, AppendTime | IndexedTime):
+            raise SchemaError(f"time is a {type(time).__name__}; give AppendTime or IndexedTime", kind="time")
         self.time = time
         if key_separator not in ("/", "."):
             raise SchemaError(f"key_separator {key_separator!r}: use '/' or '.'", kind="layout")
@@ -226,17 +226,22 @@ class StreamSchema:
             "calendar": self.time.calendar,
             **json_object("time attributes", self.time.attrs),
         }
+        is_fixed = isinstance(self.time, IndexedTime)
+        values = np.array(self.time.times, dtype) if isinstance(self.time, IndexedTime) else None
+        chunks = (SERIES_CHUNK,) if values is None else coordinate_chunks(values.shape, dtype.itemsize)
         return ArraySpec(
             name=self.time_dim,
-            role=Role.SERIES,
+            role=Role.COORDINATE if is_fixed else Role.SERIES,
             dims=(self.time_dim,),
-            shape=(),
+            shape=() if values is None else values.shape,
             dtype=dtype,
             fill=np.array(np.nan),
             attrs=MappingProxyType(attrs),
             chain=tuple(profile_chain("compact", dtype)),
-            shard_shape=(SERIES_CHUNK,),
-            chunk_shape=(SERIES_CHUNK,),
+            shard_shape=chunks,
+            chunk_shape=chunks,
+            values=values,
+            digest=None if values is None else _values_digest(values),
         )
 
     def with_layout(self, layout: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> StreamSchema:

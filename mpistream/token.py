@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpistream.errors import FormatError
+from mpistream.ranges import Ranges
 from mpistream.region import Region
 
 __all__ = ["CommitReceipt", "CommitToken", "times_sha256"]
@@ -42,9 +43,8 @@ class CommitToken:
     base_seq: int
     """The commit_seq on which it builds."""
     writer: int
-    start: int
-    stop: int
-    """Record set, half-open."""
+    records: Ranges
+    """Record set."""
     last_t: float | None
     times_sha256: str
     n_cells: Mapping[str, int]
@@ -91,8 +91,7 @@ class CommitToken:
                 epoch=operator.index(document["epoch"]),
                 base_seq=operator.index(document["base_seq"]),
                 writer=operator.index(document["writer"]),
-                start=operator.index(document["start"]),
-                stop=operator.index(document["stop"]),
+                records=tuple((operator.index(a), operator.index(b)) for a, b in document["records"]),
                 times_sha256=str(document["times_sha256"]),
                 n_objects=operator.index(document["n_objects"]),
                 nbytes=operator.index(document["nbytes"]),
