@@ -32,7 +32,7 @@ _TAG_ANSWER = 2
 # After these nobody may count on this channel: a rank has left, was given up, or does not know what is committed.
 _DEADLY = ("left", "timeout", "outcome_unknown")
 
-# How long ranks wait for each other to free a communicator whose opening failed; a small leak is no reason to wait more.
+# How long ranks wait for each other to free a communicator whose opening failed; a leak is no reason to wait more.
 _FAREWELL_SECONDS = 2.0
 
 # Rank 0 knows who is missing, so the others give it this much longer to say so before they blame it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 from unittest import mock
@@ -121,7 +122,7 @@ def test_a_stream_of_series_has_statics_for_its_grid() -> None:
 
 def along(dim: str, *lengths: int) -> list[Region]:
     edges = np.cumsum([0, *lengths]).tolist()
-    return [Region.of_box((dim,), (pair,)) for pair in zip(edges, edges[1:], strict=False)]
+    return [Region.of_box((dim,), (pair,)) for pair in itertools.pairwise(edges)]
 
 
 def boxes(*found: Any, dims: tuple[str, ...] = ("y", "x")) -> list[Region]:
@@ -132,10 +133,9 @@ def boxes(*found: Any, dims: tuple[str, ...] = ("y", "x")) -> list[Region]:
     ("sizes", "dtype", "regions", "shard", "chunk"),
     [
         ({"x": 24}, "f4", along("x", 8, 8, 8), (1, 8), (1, 8)),
-        ({"x": 24}, "f4", along("x", 8, 8, 5, 3)[:2] + along("x", 16, 8)[1:], (1, 8), (1, 8)),
         ({"x": 21}, "f4", along("x", 8, 8, 5), (1, 8), (1, 8)),
         ({"x": 20}, "f4", along("x", 4, 16), (1, 4), (1, 4)),
-        ({"x": 20}, "f4", [Region.empty(("x",)), *along("x", 20)], (1, 20), (1, 20)),
+        ({"x": 20}, "f4", [Region.empty(("x",)), *along("x", 20)], (1, 10), (1, 10)),
         ({"y": 512, "x": 512}, "f4", boxes(((0, 256), (0, 512)), ((256, 512), (0, 512))), (1, 256, 512), (1, 256, 512)),
         # Exact lengths can only be divided: 32 of 8,192 rows an inner chunk, a quarter of them a shard.
         (
@@ -303,7 +303,7 @@ def test_the_default_decomposition_tiles_every_array(schema, n_writers) -> None:
     sizes = schema.partitioned_sizes
     assert all(r.dims == tuple(sizes) and len(r.boxes) <= 1 for r in regions)
     if sizes:
-        assert (painted(sizes.values(), [r.box for r in regions if not r.is_empty]) == 1).all()
+        assert (painted(tuple(sizes.values()), [r.box for r in regions if not r.is_empty]) == 1).all()
 
 
 @given(small_streams(), st.integers(1, 12))
