@@ -12,19 +12,21 @@ from mpi4py import MPI
 
 import mpistream as ms
 
-N, N_RECORDS, STEPS_PER_RECORD, RECORDS_PER_COMMIT = 512, 100, 50, 10
+N, MAX_RANKS, N_RECORDS, STEPS_PER_RECORD, RECORDS_PER_COMMIT = 512, 8, 100, 50, 10
 WEST, EAST = np.s_[1:-1, :-2], np.s_[1:-1, 2:]
 SOUTH, NORTH, OWN = np.s_[:-2, 1:-1], np.s_[2:, 1:-1], np.s_[1:-1, 1:-1]
 
 
 def main(url: str) -> None:
     comm = MPI.COMM_WORLD
+    if comm.size > MAX_RANKS:
+        sys.exit(f"heat: a record has {MAX_RANKS} shards, so use at most {MAX_RANKS} ranks")
     south, north = (r if 0 <= r < comm.size else MPI.PROC_NULL for r in (comm.rank - 1, comm.rank + 1))
     schema = ms.StreamSchema(
         dims={"time": None, "y": N, "x": N},
         time=ms.AppendTime(units="seconds since 2000-01-01"),
         variables={"temperature": ms.Variable(("time", "y", "x"), "float64", attrs={"units": "K"})},
-        shard_shape={"time": 20, "y": 64, "x": N},  # bands of 64 rows, so up to 8 ranks have work
+        shard_shape={"time": 20, "y": N // MAX_RANKS, "x": N},  # bands of rows; a rank owns whole shards
     )
     try:
         writer = ms.write_resume(url, schema=schema, comm=comm)
@@ -34,7 +36,7 @@ def main(url: str) -> None:
         writer = ms.write_open(url, schema, comm=comm)
 
     with writer as w:
-        start, stop = w.region["y"]  # the band of this rank: whole shards
+        start, stop = w.region["y"]  # this rank's rows
         plate = np.full((stop - start + 2, N + 2), 280.0)  # with a halo; the rim of the plate stays at 280 K
         if w.n_records:
             plate[OWN] = w.reader.read_record("temperature", -1, region=w.region)

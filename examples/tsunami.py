@@ -187,7 +187,7 @@ class ShallowWater:
         # The factors of a step. A face between two wet cells has the mean of their depths; all others
         # are closed: their factor is 0, and so the transport through them stays 0.
         water = np.where(wet, np.maximum(depth, SHALLOWEST), 0.0)
-        self._h = water[1:-1, 1:-1]
+        self._half_over_depth = 0.5 / np.where(self.wet, water[1:-1, 1:-1], np.nan)
         cos_centre = np.cos(np.radians(grid.lat.centres))[self._rows, None]
         cos_north = np.cos(np.radians(grid.lat.edges[1:]))[self._rows, None]
         dy = EARTH_RADIUS * np.radians(grid.lat.edges[1] - grid.lat.edges[0])
@@ -267,10 +267,9 @@ class ShallowWater:
 
     def speed(self) -> NDArray[np.float32]:
         """Return the speed at the centres in m/s, NaN on land: the faces' mean transport over the depth."""
-        hu = 0.5 * (self.hu[1:-1, :-2] + self.hu[1:-1, 1:-1])
-        hv = 0.5 * (self.hv[:-2, 1:-1] + self.hv[1:-1, 1:-1])
-        depth = np.where(self.wet, self._h, np.nan)
-        return (np.sqrt(hu * hu + hv * hv) / depth).astype(np.float32)
+        u = (self.hu[1:-1, :-2] + self.hu[1:-1, 1:-1]) * self._half_over_depth
+        v = (self.hv[:-2, 1:-1] + self.hv[1:-1, 1:-1]) * self._half_over_depth
+        return np.sqrt(u * u + v * v).astype(np.float32)
 
 
 class Halo:
@@ -319,7 +318,6 @@ def output_schema(grid: Grid, steps_per_record: int) -> ms.StreamSchema:
                     "standard_name": "sea_floor_depth_below_mean_sea_level",
                     "long_name": "depth of the sea floor, negative on land",
                     "units": "m",
-                    "positive": "down",
                 },
             )
         },
@@ -458,7 +456,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--checkpoint", required=True, metavar="URL", help="store of the model's state")
     add("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
     add("--records", type=int, default=48, metavar="N", help="how many in total (48)")
-    add("--steps-per-record", type=int, default=40, metavar="N", help="time steps between two records (40)")
+    add("--steps-per-record", type=int, default=32, metavar="N", help="time steps between two records (32)")
     add("--size", type=grid_size, default=(1092, 1440), metavar="NYxNX", help="cells (1092x1440)")
     add("--pace", type=float, default=0.0, metavar="SECONDS", help="let every record take at least so long")
     return parser.parse_args()

@@ -32,6 +32,9 @@ _TAG_ANSWER = 2
 # After these nobody may count on this channel: a rank has left, was given up, or does not know what is committed.
 _DEADLY = ("left", "timeout", "outcome_unknown")
 
+# How long ranks wait for each other to free a communicator whose opening failed; a leak is no reason to wait more.
+_FAREWELL_SECONDS = 2.0
+
 # Rank 0 knows who is missing, so the others give it this much longer to say so before they blame it.
 _PATIENCE = 1.25
 
@@ -296,9 +299,30 @@ class Channel:
         return self.failure is None and self._transport.is_usable()
 
     def close(self) -> None:
-        """Release the communicator; every rank does, after an agreement on it."""
+        """Free the communicator; the last agreement was reached by every rank.
+
+        Not collective. Messages of one rank don't overtake each other, so after an agreement that everybody has
+        reached none is left in the communicator.
+        """
         if self.is_usable():
             self._transport.free()
+
+    def close_failed(self) -> None:
+        """Free the communicator after an agreement that failed, if all ranks come within a moment.
+
+        Collective. An agreement can fail before all votes are received, and a message that is left in a freed
+        communicator would be found by the next one that MPI gives the same context. So there is one more
+        agreement first; where it is not reached, the communicator is kept.
+        """
+        if not self.is_usable():
+            return
+        self._timeout = min(self._timeout, _FAREWELL_SECONDS)
+        try:
+            self.exchange("bye")
+        except MPIStreamError as error:
+            self.failure = error
+            return
+        self.close()
 
 
 def _dump(document: Mapping[str, Any]) -> bytes:

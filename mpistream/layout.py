@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mpistream.arrays import ArraySpec, Role
-from mpistream.errors import AlignmentError
+from mpistream.errors import AlignmentError, TilingError
 from mpistream.grid import assign_shards, split_units
 from mpistream.region import Region
 from mpistream.schema import StreamSchema
@@ -102,7 +102,7 @@ def _boxes_of(
 
 
 def _boxes_of_regions(
-    sizes: Mapping[str, int], regions: Sequence[Region], given: Mapping[str, int | None]
+    sizes: Mapping[str, int], regions: Sequence[Region], given: Mapping[str, int | None], row_nbytes: int
 ) -> tuple[dict[str, int], dict[str, bool]]:
     """Return per dim the longest shard that puts every edge of the given regions on a shard edge."""
     extents: dict[str, int] = {}
@@ -111,18 +111,17 @@ def _boxes_of_regions(
         edges = {edge for r in regions for box in r.boxes for edge in box[i] if edge != size}
         common = math.gcd(*edges)
         extents[dim], is_exact[dim] = (common, True) if common else (size, False)
-    active = sum(not r.is_empty for r in regions)
+    active = max(sum(not r.is_empty for r in regions), 1)
     free = {d: n for d, n in sizes.items() if given.get(d) is None}
     n_objects = math.prod(-(-n // extents[d]) for d, n in free.items())
-    if n_objects > _MAX_FORCED_OBJECTS * max(active, 1):
+    if n_objects > _MAX_FORCED_OBJECTS * active and row_nbytes < n_objects * _SMALL_OBJECT_NBYTES:
         dim = max(free, key=lambda d: free[d] / extents[d])
-        lengths = sorted(
-            {b[list(sizes).index(dim)][1] - b[list(sizes).index(dim)][0] for r in regions for b in r.boxes}
-        )
+        at = list(sizes).index(dim)
+        lengths = sorted({b[at][1] - b[at][0] for r in regions for b in r.boxes})
         raise AlignmentError(
             f"dim {dim!r}: the given regions have lengths {lengths}, whose edges share only multiples of "
             f"{extents[dim]}: that is {n_objects} objects a record for {active} writers; make all regions but the "
-            f"last multiples of one shard length, for example {-(-sizes[dim] // max(active, 1))}, or leave region out",
+            f"last multiples of one shard length, for example {-(-sizes[dim] // active)}, or leave region out",
             kind="layout",
         )
     return extents, is_exact
@@ -159,37 +158,48 @@ def resolve_layout(schema: StreamSchema, n_writers: int, regions: Sequence[Regio
     """
     if schema.is_resolved:
         return schema
+    if regions is not None and (chosen := _fitting_default(schema, regions)) is not None:
+        return chosen
     reference = _reference(schema)
     dims = reference.space_dims
     sizes = dict(zip(dims, reference.shape, strict=True))
     given = dict(zip(dims, _space(reference, reference.shard_shape), strict=True))
     given_chunk = dict(zip(dims, _space(reference, reference.chunk_shape), strict=True))
-    partitioned = {d: n for d, n in sizes.items() if d in schema.partitioned_dims}
+    time_shard, time_chunk = _time_lengths(reference)
+    itemsize = reference.dtype.itemsize
+    edges: dict[str, int] = {}
     if regions is None:
+        partitioned = {d: n for d, n in sizes.items() if d in schema.partitioned_dims}
         units = {d: given[d] or given_chunk[d] or 1 for d in partitioned}
         extents, is_exact = _boxes_of(partitioned, units, n_writers)
     else:
-        extents, is_exact = _boxes_of_regions(partitioned, [r.project(partitioned) for r in regions], given)
+        row_nbytes = itemsize * math.prod((*time_shard, *reference.shape))
+        extents, is_exact = _boxes_of_regions(schema.partitioned_sizes, regions, given, row_nbytes)
+        edges = {d: n for d, n in extents.items() if is_exact[d] and d not in sizes}
     axes = [
         _Axis(
-            size=n,
-            shard=given[d],
-            chunk=given_chunk[d],
-            box=min(extents.get(d, n), n),
-            is_exact=is_exact.get(d, False),
+            size=n, shard=given[d], chunk=given_chunk[d], box=min(extents.get(d, n), n), is_exact=is_exact.get(d, False)
         )
         for d, n in sizes.items()
     ]
-    time_shard, time_chunk = _time_lengths(reference)
-    itemsize = reference.dtype.itemsize
     chunk = _chunk_lengths(itemsize, math.prod(time_chunk), axes)
     shards = dict(zip(dims, _shard_lengths(itemsize, math.prod(time_shard), axes, chunk), strict=True))
     layout = {
-        a.name: _layout_of(a, shards, chunk if a is reference else None)
+        a.name: _layout_of(a, {**edges, **shards}, chunk if a is reference else None)
         for a in schema.arrays.values()
         if not a.is_resolved
     }
     return schema.with_layout(layout)
+
+
+def _fitting_default(schema: StreamSchema, regions: Sequence[Region]) -> StreamSchema | None:
+    """Return the layout that would be chosen without regions, if these lie on its edges: `decompose` gives such."""
+    chosen = resolve_layout(schema, len(regions))
+    try:
+        assign_writers(chosen, regions)
+    except (AlignmentError, TilingError):
+        return None
+    return chosen
 
 
 def _layout_of(array: ArraySpec, shards: Mapping[str, int], chunk: Sequence[int] | None) -> tuple[list[int], list[int]]:
@@ -202,13 +212,29 @@ def _layout_of(array: ArraySpec, shards: Mapping[str, int], chunk: Sequence[int]
         _space(array, array.chunk_shape),
         strict=True,
     )
-    axes = [
-        _Axis(size=n, shard=s or (_rounded(shards.get(d, n), c)), chunk=c, box=n, is_exact=False) for d, n, s, c in own
-    ]
-    shard = [a.shard or a.size for a in axes]
+    known = list(own)
+    lengths = [s or _rounded(shards.get(d, n), c) for d, n, s, c in known]
     if chunk is None:
+        # Not the reference: its shards may be far larger. Edges that arrays share are kept by whole divisors.
+        itemsize = array.dtype.itemsize * math.prod(time_shard)
+        for i, (dim, _, given, unit) in enumerate(known):
+            excess = -(-itemsize * math.prod(lengths) // _OBJECT_NBYTES)
+            if given is None and excess > 1:
+                n = lengths[i] // (unit or 1)
+                part = max(n // excess, 1)
+                lengths[i] = (_largest_divisor(n, part) if dim in shards else _handy(part)) * (unit or 1)
+        axes = [
+            _Axis(size=n, shard=s, chunk=c, box=n, is_exact=False)
+            for s, (_, n, _, c) in zip(lengths, known, strict=True)
+        ]
         chunk = _chunk_lengths(array.dtype.itemsize, math.prod(time_chunk), axes)
-    return [*time_shard, *shard], [*time_chunk, *chunk]
+    return [*time_shard, *lengths], [*time_chunk, *chunk]
+
+
+def _handy(n: int) -> int:
+    """Return a number near ``n`` that has many divisors, so that inner chunks of any size fit."""
+    step = 1 << max(n.bit_length() - 3, 0)
+    return max(n // step * step, 1)
 
 
 def _rounded(length: int, chunk: int | None) -> int:

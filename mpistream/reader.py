@@ -354,7 +354,7 @@ def open_reader(url: str | os.PathLike[str], *, comm: Any = None) -> StoreReader
     try:
         data = channel.exchange("open_reader", digest=str(url), failure=failure, answer=answer)
     except MPIStreamError:
-        channel.close()
+        channel.close_failed()
         raise
     assert store is not None
     return StoreReader(store, Manifest.from_bytes(data.encode()), channel)

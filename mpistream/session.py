@@ -202,7 +202,7 @@ def _open(
         return _open_on(channel, call)
     except MPIStreamError:
         # Every rank raises out of one of the agreements, so every rank comes here.
-        channel.close()
+        channel.close_failed()
         raise
 
 
