@@ -5,7 +5,7 @@ rank 0, which verifies that they tile the store and only then commits.
 """
 
 from mpistream._version import __version__
-from mpistream.description import AppendTime, Coordinate, Variable
+from mpistream.description import AppendTime, Coordinate, IndexedTime, Variable
 from mpistream.errors import (
     AlignmentError,
     CommitError,
@@ -36,6 +36,7 @@ __all__ = [
     "Coordinate",
     "FencedError",
     "FormatError",
+    "IndexedTime",
     "MPIStreamError",
     "Options",
     "Plan",

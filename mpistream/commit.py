@@ -64,6 +64,8 @@ class Decision:
 
     manifest: Manifest | None = None
     receipt: CommitReceipt | None = None
+    records: Ranges = ()
+    """The records that become committed."""
     faults: tuple[Fault, ...] = ()
 
 
@@ -110,12 +112,10 @@ def decide(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken],
         n_objects=sum(t.n_objects for t in tokens),
         nbytes=sum(t.nbytes for t in tokens),
     )
-    return Decision(manifest=new, receipt=receipt)
+    return Decision(manifest=new, receipt=receipt, records=tokens[0].records)
 
 
-def next_manifest(
-    manifest: Manifest, records: Ranges, times: Sequence[float], statics: Sequence[str]
-) -> Manifest:
+def next_manifest(manifest: Manifest, records: Ranges, times: Sequence[float], statics: Sequence[str]) -> Manifest:
     """Return the committed state after a commit: every rank computes the same.
 
     Not collective.
@@ -144,9 +144,7 @@ def next_manifest(
     )
 
 
-def without_records(
-    manifest: Manifest, records: Ranges, times: Sequence[float], last_t: float | None
-) -> Manifest:
+def without_records(manifest: Manifest, records: Ranges, times: Sequence[float], last_t: float | None) -> Manifest:
     """Return the committed state after committed records were given up: dropped by a resume, or invalidated.
 
     Not collective.
@@ -211,9 +209,7 @@ def _record_faults(manifest: Manifest, tokens: Sequence[CommitToken], times: Seq
     """The same record set, behind what is committed, at bitwise the same times."""
     first = min(tokens, key=lambda t: t.writer)
     if any(t.records != first.records for t in tokens):
-        said = ", ".join(
-            f"rank {t.writer} {count(t.records)} records to t = {t.last_t}" for t in tokens[:_MAX_NAMED]
-        )
+        said = ", ".join(f"rank {t.writer} {count(t.records)} records to t = {t.last_t}" for t in tokens[:_MAX_NAMED])
         more = f" and {len(tokens) - _MAX_NAMED} more ranks" if len(tokens) > _MAX_NAMED else ""
         return [
             Fault(
@@ -230,7 +226,7 @@ def _record_faults(manifest: Manifest, tokens: Sequence[CommitToken], times: Seq
         fits = fits and inside(first.records, 0, n_total) == first.records
         fits = fits and not overlap(first.records, manifest.committed)
     if not fits:
-        text = f"records {first.records} with {len(times)} times don't fit to those that are committed, {manifest.committed}"
+        text = f"records {first.records} with {len(times)} times do not fit to the committed ones, {manifest.committed}"
         return [Fault(kind="records", text=text)]
     sha = times_sha256(times)
     return [

@@ -75,14 +75,14 @@ class CreateRequest:
         digest = put_layout(store, claimed.epoch, epoch.regions)
         schema = self.schema
         documents = make_documents(schema)
-        for array in schema.arrays.values():
+        for array in (schema.time_array, *schema.arrays.values()):
             if array.values is not None:
                 objects = encode_whole(array, schema.key_separator, array.values)
                 for item in objects:
                     stager.submit(item)
                 stager.retry(objects)
                 stager.place(objects, sync=True)
-        put_documents(store, stager, documents.arrays(0, growing_only=False), sync=True)
+        put_documents(store, stager, documents.arrays(schema.n_total or 0, growing_only=False), sync=True)
         manifest = Manifest.first(
             store_id=os.urandom(16).hex(),
             run_id=claimed.run_id,
@@ -92,7 +92,7 @@ class CreateRequest:
         )
         put_manifest(store, stager, manifest)
         # Before its group document a store is not a Zarr store: plain readers see it whole or not at all.
-        put_documents(store, stager, {GROUP_KEY: documents.group(0)}, sync=True)
+        put_documents(store, stager, {GROUP_KEY: documents.group(manifest.n_records)}, sync=True)
         store.delete_tree(_REPLACED_FOLDER)
         log_plan(store, schema, epoch)
         return Owner(store, manifest, epoch, documents, claimed.keeper, options), None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mpistream.block import as_array
 from mpistream.errors import SchemaError
@@ -50,33 +51,54 @@ def _check_time(time: AppendTime | IndexedTime) -> None:
             raise SchemaError(f"time attribute {name!r} stands in attrs; give {name}=", kind="time")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IndexedTime:
     """Describe a time dimension that is fixed: records are written in any order with ``write_record_at``.
 
     Parameters
     ----------
     times
-        Time of every record, increasing, in ``units``.
+        Time of every record, increasing, in ``units``. None in a schema that comes from a store: there they lie.
     units, calendar, attrs
         As in `AppendTime`.
+    n_records, digest
+        In a schema that comes from a store; not to be given.
     """
 
-    times: ArrayLike
-    units: str
-    calendar: str = "proleptic_gregorian"
-    attrs: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        times: ArrayLike | None,
+        *,
+        units: str,
+        calendar: str = "proleptic_gregorian",
+        attrs: Mapping[str, Any] | None = None,
+        n_records: int = 0,
+        digest: str = "",
+    ) -> None:
+        self.units = units
+        self.calendar = calendar
+        self.attrs: Mapping[str, Any] = {} if attrs is None else attrs
         _check_time(self)
-        times = as_array("times", self.times)
-        if times.ndim != 1 or times.size == 0 or times.dtype.kind not in "iuf":
-            raise SchemaError(
-                f"times of shape {times.shape} and dtype {times.dtype}: give a sequence of numbers in the time units",
-                kind="time",
-            )
-        if not np.isfinite(times).all() or not (np.diff(times.astype("float64")) > 0).all():
-            raise SchemaError("times must be finite and increasing", kind="time")
+        self.times: NDArray[np.float64] | None = None
+        self.n_records = n_records
+        self.digest = digest
+        if times is not None:
+            self.times = _checked_times(times)
+            self.n_records = len(self.times)
+            self.digest = hashlib.sha256(self.times.astype("<f8").tobytes()).hexdigest()
+
+
+def _checked_times(times: ArrayLike) -> NDArray[np.float64]:
+    given = as_array("times", times)
+    if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "iuf":
+        raise SchemaError(
+            f"times of shape {given.shape} and dtype {given.dtype}: give a sequence of numbers in the time units",
+            kind="time",
+        )
+    checked = np.array(given, "float64")
+    if not np.isfinite(checked).all() or not (np.diff(checked) > 0).all():
+        raise SchemaError("times must be finite and increasing", kind="time")
+    checked.flags.writeable = False
+    return checked
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ __all__ = [
     "parse_epoch",
     "parse_json",
     "raise_floors",
+    "raised_inside",
     "regions_of_layout",
     "stage_folder",
     "subtract_times",
@@ -202,6 +203,24 @@ def raise_floors(floors: Floors, records: Ranges, commit_seq: int) -> Floors:
         if seq != (found[-1][1] if found else 0):
             found.append((start, seq))
     return tuple(found)
+
+
+def raised_inside(floors: Floors, start: int, stop: int, commit_seq: int) -> bool:
+    """Return whether other records lie at any number from ``start`` to ``stop`` than at a commit.
+
+    Not collective.
+
+    Parameters
+    ----------
+    floors
+        As in `raise_floors`.
+    start, stop
+        The records.
+    commit_seq
+        The commit.
+    """
+    edges = [s for s, _ in floors if start < s < stop]
+    return start < stop and any(floor_of(floors, r) > commit_seq for r in (start, *edges))
 
 
 def floor_of(floors: Floors, record: int) -> int:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from mpistream.commit import Decision, Fault, decide
 from mpistream.epoch import EpochState
 from mpistream.errors import CommitError, FencedError, MPIStreamError, StoreError
 from mpistream.lease import LeaseKeeper
 from mpistream.manifest import DROPPED_FOLDER, MANIFEST_KEY, Manifest, stage_folder
 from mpistream.options import Options
+from mpistream.ranges import difference, inside, members, union
 from mpistream.rows import SeriesRows
-from mpistream.staging import Stager
+from mpistream.staging import StagedObject, Stager
 from mpistream.store import Store
 from mpistream.token import CommitReceipt, CommitToken
-from mpistream.zarr3.metadata import GROUP_KEY, Documents
+from mpistream.zarr3.codecs import ChunkCodec
+from mpistream.zarr3.metadata import GROUP_KEY, Documents, chunk_key
 
 __all__ = ["Owner", "commit_error", "fault_error"]
 
@@ -99,8 +103,12 @@ class Owner:
         # A stage of its own beside the writer's, below it: both are fenced by one rename.
         self._stager = Stager(store, f"{folder}/owner", manifest.epoch, threads=0, max_pending_nbytes=1)
         self._store.make_folder(f"{folder}/owner", parents=False)
-        self._time = SeriesRows(manifest.schema.time_array, manifest.schema.key_separator)
-        self._time.reset(store, manifest.n_records)
+        schema = manifest.schema
+        self._time: SeriesRows | None = None
+        if schema.n_total is None:
+            self._time = SeriesRows(schema.time_array, schema.key_separator, store)
+            self._time.reset(manifest.committed)
+        self._published = manifest.committed
         self._is_published = True
         self._must_delete_dropped = False
 
@@ -130,27 +138,49 @@ class Owner:
         """
         assert decision.manifest is not None
         assert decision.receipt is not None
-        for t in times:
-            self._time.add(t)
-        try:
-            # Beyond the visible length a new time chunk harms nobody, so it goes first; a manifest never
-            # names a time that is not there (I2).
-            objects = self._time.objects(decision.manifest.n_records) if times else []
-            for item in objects:
-                self._stager.submit(item)
-            self._stager.retry(objects)
-            staged = self._stager.name()
-            self._store.stage(staged, [data := decision.manifest.to_bytes()], sync=True)
-            self._stager.place(objects, sync=self._is_durable)
-        except MPIStreamError as error:
-            self._time.drop_uncommitted()
-            raise commit_error(self._stager.fenced(error) if isinstance(error, StoreError) else error, 0) from error
-        self._place_manifest(staged, data)
-        self._time.committed(decision.manifest.n_records)
+        self._put_manifest(decision.manifest, dict(zip(members(decision.records), times, strict=True)))
         self._must_delete_dropped |= bool(self.manifest.dropped)
         self.manifest = decision.manifest
         self._is_published = False
         return decision.receipt
+
+    def invalidate(self, manifest: Manifest) -> None:
+        """Commit a state in which fewer records are committed, and tell plain readers before it returns.
+
+        Raises
+        ------
+        CommitError, FencedError
+            As `commit`.
+        """
+        self._put_manifest(manifest, {})
+        self.manifest = manifest
+        self._is_published = False
+
+    def _put_manifest(self, manifest: Manifest, times: Mapping[int, float]) -> None:
+        try:
+            # Beyond the visible length a new time chunk harms nobody, so it goes first; a manifest never
+            # names a time that is not there (I2).
+            objects: list[StagedObject] = []
+            if self._time is not None and times:
+                for record, t in times.items():
+                    self._time.put(record, t)
+                objects = self._time.objects(manifest.committed)
+                for item in objects:
+                    self._stager.submit(item)
+                self._stager.retry(objects)
+            staged = self._stager.name()
+            self._store.stage(staged, [data := manifest.to_bytes()], sync=True)
+            self._stager.place(objects, sync=self._is_durable)
+        except MPIStreamError as error:
+            self._drop_times()
+            raise commit_error(self._stager.fenced(error) if isinstance(error, StoreError) else error, 0) from error
+        self._place_manifest(staged, data)
+        if self._time is not None:
+            self._time.committed(manifest.committed)
+
+    def _drop_times(self) -> None:
+        if self._time is not None:
+            self._time.drop_uncommitted()
 
     def _place_manifest(self, staged: str, data: bytes) -> None:
         """The commit itself."""
@@ -162,7 +192,7 @@ class Owner:
                 if error.kind != "gone" or self._store.read(MANIFEST_KEY) != data:
                     meaning = self._stager.fenced(error)
                     if isinstance(meaning, FencedError):
-                        self._time.drop_uncommitted()
+                        self._drop_times()
                     raise meaning from error
             self._store.sync_folders([MANIFEST_KEY])
         except StoreError as error:
@@ -187,6 +217,7 @@ class Owner:
                 {GROUP_KEY: self._documents.group(n), **self._documents.arrays(n, growing_only=True)},
                 sync=self._is_durable,
             )
+            self._publish_committed()
             if self._must_delete_dropped:
                 self._store.delete_tree(DROPPED_FOLDER)
                 self._must_delete_dropped = False
@@ -195,6 +226,17 @@ class Owner:
             text = f"committed, but the Zarr documents lag behind until the next commit: {error}"
             return replace(receipt, warnings=(*receipt.warnings, text))
         return receipt
+
+    def _publish_committed(self) -> None:
+        """Bring the ``committed`` array in step; only chunks that change are written."""
+        array, now = self.manifest.schema.committed_array, self.manifest.committed
+        if array is None:
+            return
+        length = array.resolved_chunk_shape[0]
+        changed = union(difference(now, self._published), difference(self._published, now))
+        chunks = {c for a, b in changed for c in range(a // length, -(-b // length))}
+        put_committed(self._store, self._stager, self.manifest, sorted(chunks), sync=self._is_durable)
+        self._published = now
 
     def close(self) -> None:
         """Give the lease back and remove this epoch's stage folders."""
@@ -215,3 +257,26 @@ def put_documents(store: Store, stager: Stager, documents: Mapping[str, bytes], 
         store.place(name, key)
     if sync:
         store.sync_folders(documents)
+
+
+def put_committed(store: Store, stager: Stager, manifest: Manifest, chunks: Sequence[int], *, sync: bool) -> None:
+    """Write chunks of the ``committed`` array.
+
+    Not collective.
+    """
+    array = manifest.schema.committed_array
+    assert array is not None
+    length = array.resolved_chunk_shape[0]
+    staged = {}
+    for chunk in chunks:
+        values = np.zeros(length, bool)
+        for a, b in inside(manifest.committed, chunk * length, (chunk + 1) * length):
+            values[a - chunk * length : b - chunk * length] = True
+        pieces = ChunkCodec(array.chain, array.dtype).encode(values)
+        key = chunk_key(array.name, manifest.schema.key_separator, (chunk,))
+        staged[key] = stager.name()
+        store.stage(staged[key], pieces, sync=sync)
+    for key, name in staged.items():
+        store.place(name, key)
+    if sync and staged:
+        store.sync_folders(staged)

@@ -13,7 +13,7 @@ import logging
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,6 +31,7 @@ from mpistream.errors import (
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.options import Options
 from mpistream.owner import Owner, commit_error
+from mpistream.ranges import Ranges
 from mpistream.rank_writer import RankWriter, WriterStats
 from mpistream.reader import StoreReader
 from mpistream.record import Record
@@ -76,16 +77,7 @@ class StreamWriter:
         self._began = time.perf_counter()
         self.resumed = resumed
         """What `write_resume` found and did; None after `write_open`."""
-        self._receipt = CommitReceipt(
-            commit_seq=manifest.commit_seq,
-            epoch=manifest.epoch,
-            n_records=manifest.n_records,
-            last_t=manifest.last_t,
-            n_new_records=0,
-            new_statics=(),
-            n_objects=0,
-            nbytes=0,
-        )
+        self._receipt = CommitReceipt.of(manifest)
         _open_writers.add(self)
 
     # What it is
@@ -183,6 +175,37 @@ class StreamWriter:
         self._writer.write_record(t, arrays)
         self._keep_lease()
 
+    def write_record_at(self, index: int, t: float, arrays: Mapping[str, ArrayLike]) -> None:
+        """Put one record of a fixed time dim, in any order.
+
+        Logically collective.
+
+        Parameters
+        ----------
+        index
+            The record.
+        t
+            Its time, bitwise ``times[index]`` of the schema.
+        arrays
+            As in `write_record`.
+
+        Raises
+        ------
+        SchemaError
+            On the calling rank, before anything of the record is taken: as `write_record`, and when the index is
+            out of range, the time is another one, or the record is written or committed already.
+        ProtocolError
+            As `write_record`.
+
+        Notes
+        -----
+        Nothing is durable or visible until `commit` returns. Failures of the store are kept for it.
+        """
+        self._check_open("write_record_at")
+        self._check_no_record("write_record_at")
+        self._writer.write_record_at(index, t, arrays)
+        self._keep_lease()
+
     @contextlib.contextmanager
     def record(self, t: float) -> Iterator[Record]:
         """Put one record variable by variable; a body that raises puts nothing.
@@ -252,10 +275,10 @@ class StreamWriter:
         Durable, but not committed: a resume drops it.
         """
         self._check_open("flush")
-        stop = self._writer.stage(partial_rows=True)
+        records = self._writer.stage(partial_rows=True)
         if self._channel.size == 1:
-            self._writer.place(stop)
-        return self._writer.token(stop)
+            self._writer.place(records)
+        return self._writer.token(records)
 
     # Committing
 
@@ -299,40 +322,41 @@ class StreamWriter:
     def _commit(self, partial_rows: bool) -> CommitReceipt:
         writer, channel = self._writer, self._channel
         # 1 Stage.
-        failure, stop = None, writer.n_committed
+        failure: MPIStreamError | None = None
+        records: Ranges = ()
         try:
-            stop = writer.stage(partial_rows=partial_rows)
+            records = writer.stage(partial_rows=partial_rows)
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
             failure = _on_every_rank(error, channel.rank)
         # 2 Arrive: rank 0 sees what every rank is about to place, and says go only if it would be committed.
         payload = {
-            "is_pending": writer.has_pending(stop),
-            "token": None if failure else writer.token(stop).to_json(),
+            "is_pending": writer.has_pending(records),
+            "token": None if failure else writer.token(records).to_json(),
         }
         go = channel.exchange(
             "commit",
             digest=str(partial_rows),
             payload=payload,
             failure=failure,
-            answer=lambda payloads: self._answer_arrival(payloads, stop),
+            answer=lambda payloads: self._answer_arrival(payloads, records),
         )
         if not go:
             return self._redo_publish()
         # 3 Place.
         failure = None
         try:
-            writer.place(stop)
+            writer.place(records)
         except Exception as error:  # noqa: BLE001 (it travels in the token: the gather must be complete)
             failure = _on_every_rank(error, channel.rank)
         # 4 Gather, 5 decide, 6 commit, 7 outcome.
-        token = json.dumps(writer.token(stop, failure).to_json()).encode()
-        times = writer.times[: stop - writer.n_committed]
+        token = json.dumps(writer.token(records, failure).to_json()).encode()
+        times = writer.times(records)
         if self._owner is not None:
             receipt = self._lead_commit(self._owner, token, times)
         else:
             channel.gather(token)
             receipt = CommitReceipt.from_json(channel.await_announcement())
-        self._manifest = next_manifest(self._manifest, times, receipt.new_statics)
+        self._manifest = next_manifest(self._manifest, records, times, receipt.new_statics)
         writer.committed(self._manifest)
         self._receipt = receipt
         # 8 Publish.
@@ -341,12 +365,12 @@ class StreamWriter:
             self._show_progress()
         return self._receipt
 
-    def _answer_arrival(self, payloads: list[Any], stop: int) -> list[bool]:
+    def _answer_arrival(self, payloads: list[Any], records: Ranges) -> list[bool]:
         assert self._owner is not None
         is_pending = any(p["is_pending"] for p in payloads)
         if is_pending:
             tokens = [CommitToken.from_json(p["token"]) for p in payloads]
-            self._owner.decide(tokens, self._writer.times[: stop - self._writer.n_committed])
+            self._owner.decide(tokens, self._writer.times(records))
         return [is_pending] * len(payloads)
 
     def _lead_commit(self, owner: Owner, token: bytes, times: list[float]) -> CommitReceipt:
@@ -393,6 +417,64 @@ class StreamWriter:
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
             failure = _on_every_rank(error, self._channel.rank)
         self._channel.exchange("rollback", failure=failure)
+
+    def invalidate(self, indices: Iterable[int]) -> CommitReceipt:
+        """Mark committed records of a fixed time dim as not committed, so that they may be rewritten.
+
+        Collective.
+
+        Parameters
+        ----------
+        indices
+            The records, the same on every rank; all of them are committed.
+
+        Returns
+        -------
+        The same receipt on every rank.
+
+        Raises
+        ------
+        SchemaError
+            On every rank: an index that is not committed, or a time dim that grows.
+        CommitError, FencedError, ProtocolError
+            As `commit`.
+
+        Notes
+        -----
+        When it returns, the change is durable, and the array ``committed`` says so to plain readers. What is
+        pending stays pending.
+        """
+        self._check_open("invalidate")
+        self._check_no_record("invalidate")
+        failure: MPIStreamError | None = None
+        records: Ranges = ()
+        manifest = self._manifest
+        try:
+            records = self._writer.checked_for_invalidate(indices)
+            manifest = self._writer.without(records)
+        except MPIStreamError as error:
+            failure = error
+
+        def answer(votes: list[Any]) -> list[Any]:
+            assert self._owner is not None
+            try:
+                if records:
+                    self._owner.invalidate(manifest)
+            except Exception as error:
+                raise _on_every_rank(error, 0) from error
+            return [None] * len(votes)
+
+        self._channel.exchange("invalidate", digest=str(records), failure=failure, answer=answer)
+        if not records:
+            return self._receipt
+        self._manifest = manifest
+        self._writer.invalidated(manifest)
+        self._receipt = CommitReceipt.of(manifest)
+        if self._owner is not None:
+            self._receipt = self._owner.publish(self._receipt)
+        # A rank must not rewrite a record before plain readers know.
+        self._channel.exchange("invalidated")
+        return self._receipt
 
     def close(self) -> None:
         """Commit what is pending and release everything; a second call does nothing.

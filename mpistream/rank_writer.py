@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from mpistream.array_reader import ArrayReader
 from mpistream.arrays import ArraySpec, Role
 from mpistream.block import check_block, check_time
+from mpistream.commit import without_records
 from mpistream.epoch import Share
 from mpistream.errors import MPIStreamError, ProtocolError, SchemaError, error_to_json
 from mpistream.grid import block_box
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.options import Options
-from mpistream.ranges import Ranges, count, covers, inside, members, overlap, ranges_of, union
+from mpistream.ranges import Ranges, count, covers, difference, inside, members, overlap, ranges_of, union
 from mpistream.rows import SeriesRows, ShardRows, encode_whole
 from mpistream.staging import StagedObject, Stager
 from mpistream.store import Store
@@ -243,11 +244,13 @@ class RankWriter:
             )
         if record in self._pending:
             raise SchemaError(
-                f"record {record} was written since the last commit; rollback() drops what is not committed", kind="written"
+                f"record {record} was written since the last commit; rollback() drops what is not committed",
+                kind="written",
             )
         self._write(record, t, arrays)
 
     def _check_mode(self, call: str, *, is_indexed: bool) -> None:
+        """Refuse a call that belongs to the other kind of time dim."""
         if (self.schema.n_total is not None) is not is_indexed:
             other = "write_record_at(index, t, arrays)" if not is_indexed else "write_record(t, arrays)"
             raise SchemaError(f"{call} does not fit the schema's time; use {other}", kind="mode")
@@ -404,6 +407,25 @@ class RankWriter:
         """Build on a state in which fewer records are committed."""
         self._manifest = manifest
         self._note_committed()
+
+    def checked_for_invalidate(self, indices: Iterable[int]) -> Ranges:
+        """Return the records to invalidate; all of them must be committed."""
+        self._check_mode("invalidate", is_indexed=True)
+        try:
+            records = ranges_of(operator.index(i) for i in indices)
+        except TypeError as error:
+            raise SchemaError(f"invalidate({indices!r}): give a sequence of integers", kind="index") from error
+        missing = difference(records, self._manifest.committed)
+        if missing:
+            raise SchemaError(f"record {missing[0][0]} is not committed, so it need not be invalidated", kind="index")
+        return records
+
+    def without(self, records: Ranges) -> Manifest:
+        """Return the committed state without some records of it."""
+        kept = difference(self._manifest.committed, records)
+        times = [self._time_of(r) for r in members(records)]
+        last_t = self._time_of(kept[-1][1] - 1) if kept else None
+        return without_records(self._manifest, records, times, last_t)
 
     def _note_committed(self) -> None:
         for rows in self._rows.values():

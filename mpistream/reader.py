@@ -17,7 +17,8 @@ from mpistream.array_reader import ArrayReader
 from mpistream.arrays import ArraySpec, Role
 from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
-from mpistream.manifest import MANIFEST_KEY, Manifest, parse_json
+from mpistream.manifest import MANIFEST_KEY, Manifest, floor_of, parse_json, raised_inside
+from mpistream.ranges import Ranges, covers, difference, members, ranges_of
 from mpistream.region import box_of_mapping
 from mpistream.schema import StreamSchema
 from mpistream.store import Store, open_store
@@ -76,7 +77,7 @@ class StoreReader:
 
     @property
     def n_records(self) -> int:
-        """Committed records."""
+        """Length of the time dim: in append mode the committed records, in indexed mode all."""
         return self._manifest.n_records
 
     @property
@@ -86,10 +87,13 @@ class StoreReader:
 
     @property
     def times(self) -> NDArray[np.float64]:
-        """Times of the committed records, in the schema's units."""
+        """Times of the records, in the schema's units."""
         if self._times is None:
             array = self.schema.time_array
-            self._times = self._series(array, 0, self.n_records)
+            if array.has_time:
+                self._times = self._series(array, 0, self.n_records)
+            else:
+                self._times = self._read(array, None, ((0, self.n_records),))
             self._times.flags.writeable = False
         return self._times
 
@@ -127,10 +131,12 @@ class StoreReader:
         i = operator.index(index)
         if not -self.n_records <= i < self.n_records:
             raise SchemaError(
-                f"record {i} of {name!r}: {self.n_records} records are committed; refresh() looks for newer ones",
+                f"record {i} of {name!r}: there are {self.n_records} records; refresh() looks for newer ones",
                 kind="index",
             )
         i %= self.n_records
+        if not covers(self.committed, i):
+            raise SchemaError(f"record {i} of {name!r} is not committed; refresh() looks again", kind="not_committed")
         if array.role is Role.SERIES:
             self._box(array, region)
             return np.asarray(self._series(array, i, i + 1)[0])
@@ -194,11 +200,11 @@ class StoreReader:
                 self._arrays.read_shards(array, record, box, out)
         except FormatError as found:
             error = found
-        self._confirm(0 if record is None else record + 1, error)
+        self._confirm(record or 0, 0 if record is None else record + 1, error)
         return out
 
-    def _confirm(self, stop: int, error: FormatError | None = None) -> None:
-        """After a read of records before ``stop``, make sure that they are still those of this state.
+    def _confirm(self, start: int, stop: int, error: FormatError | None = None) -> None:
+        """After a read of records, make sure that they are still those of this state.
 
         A resume with ``at``, or a new store in the place of this one, may have replaced them meanwhile, and then
         what was read, or was missing, belongs to another run.
@@ -210,7 +216,7 @@ class StoreReader:
         if (
             data is None
             or newest.store_id != known.store_id
-            or any(seq > known.commit_seq and begins < stop for begins, seq in newest.floors)
+            or raised_inside(newest.floors, start, stop, known.commit_seq)
         ):
             raise StoreError(
                 f"{self._store.url}: what was read as of commit {known.commit_seq} was dropped or replaced since "
@@ -227,7 +233,7 @@ class StoreReader:
         except FormatError as found:
             error = found
         if stop > start:
-            self._confirm(stop, error)
+            self._confirm(start, stop, error)
         return out
 
     def refresh(self) -> bool:
@@ -264,20 +270,19 @@ class StoreReader:
         It polls the manifest, which always exists, and never the name of a record that is not there yet:
         a network file system may remember for half a minute that a name was missing.
         """
-        seen = 0
+        seen: Ranges = ()
         deadline = time.monotonic() + timeout
         while True:
-            while seen < self.n_records:
-                yield seen
-                seen += 1
+            for record in members(difference(self.committed, seen)):
+                yield record
                 deadline = time.monotonic() + timeout
-            known, store_id = self._manifest.commit_seq, self._manifest.store_id
+            seen, known = self.committed, self._manifest
             if self.refresh():
-                if self._manifest.store_id != store_id:
-                    seen = 0  # another store in the place of this one
-                    continue
-                # Records that a resume dropped were replaced, or will be: those are yielded again.
-                seen = min(seen, self.n_records, *(start for start, seq in self._manifest.floors if seq > known))
+                if self._manifest.store_id != known.store_id:
+                    seen = ()  # another store in the place of this one
+                # Records that were dropped or invalidated were replaced, or will be: those are yielded again.
+                floors = self._manifest.floors
+                seen = ranges_of(r for r in members(seen) if floor_of(floors, r) <= known.commit_seq)
                 continue
             if time.monotonic() > deadline:
                 return

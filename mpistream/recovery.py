@@ -16,6 +16,7 @@ from mpistream.manifest import (
     nonce_key,
     parse_epoch,
 )
+from mpistream.ranges import inside
 from mpistream.schema import StreamSchema
 from mpistream.store import Store
 
@@ -23,7 +24,7 @@ __all__ = ["remove_uncommitted", "set_aside_dropped", "tidy"]
 
 
 def _growing(schema: StreamSchema) -> list[ArraySpec]:
-    return [schema.time_array, *(a for a in schema.arrays.values() if a.has_time)]
+    return [a for a in (schema.time_array, *schema.arrays.values()) if a.has_time]
 
 
 def _rows_in_place(store: Store, array: ArraySpec, separator: str) -> list[tuple[int, str]]:
@@ -62,15 +63,20 @@ def set_aside_dropped(store: Store, manifest: Manifest) -> None:
         in_place = _rows_in_place(store, array, manifest.schema.key_separator)
         for dropped in manifest.dropped:
             folder = f"{dropped_folder(dropped.epoch)}/{array.name}"
-            first, offset = divmod(dropped.start, array.row_length)
-            after = -(-dropped.stop // array.row_length)
+            first, after = dropped.start // array.row_length, -(-dropped.stop // array.row_length)
             for row, path in in_place:
-                if row == first and offset:
+                if not first <= row < after:
+                    continue
+                if _keeps_any(manifest, array, row):
                     for item in _objects_of_row(store, array, path):
                         if not _exists(store, f"{folder}/{item}"):
                             store.copy(f"{array.name}/{item}", f"{folder}/{item}")
-                elif first <= row < after and not _exists(store, f"{folder}/{path}"):
+                elif not _exists(store, f"{folder}/{path}"):
                     store.move(f"{array.name}/{path}", f"{folder}/{path}")
+
+
+def _keeps_any(manifest: Manifest, array: ArraySpec, row: int) -> bool:
+    return bool(inside(manifest.committed, row * array.row_length, (row + 1) * array.row_length))
 
 
 def _exists(store: Store, key: str) -> bool:
@@ -79,11 +85,10 @@ def _exists(store: Store, key: str) -> bool:
 
 
 def remove_uncommitted(store: Store, manifest: Manifest) -> None:
-    """Remove what was placed and never committed: rows behind the last record, and statics."""
+    """Remove what was placed and is not committed: rows without a committed record, and statics."""
     for array in _growing(manifest.schema):
-        end = -(-manifest.n_records // array.row_length)
         for row, path in _rows_in_place(store, array, manifest.schema.key_separator):
-            if row >= end:
+            if not _keeps_any(manifest, array, row):
                 store.delete_tree(f"{array.name}/{path}")
     for array in manifest.schema.arrays.values():
         if array.role is Role.STATIC and array.name not in manifest.statics:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpistream.arrays import SERIES_CHUNK
 from mpistream.commit import recover
 from mpistream.epoch import EpochState, prove_epoch
 from mpistream.errors import ResumeError, SchemaError
@@ -21,7 +20,8 @@ from mpistream.manifest import (
 )
 from mpistream.opening import Claim, checked_regions, log_plan, put_layout, put_manifest
 from mpistream.options import Options
-from mpistream.owner import Owner, put_documents
+from mpistream.owner import Owner, put_committed, put_documents
+from mpistream.ranges import count, inside, members
 from mpistream.recovery import remove_uncommitted, set_aside_dropped, tidy
 from mpistream.rows import read_series_chunk
 from mpistream.schema import StreamSchema
@@ -95,10 +95,11 @@ class ResumeRequest:
         if self._given is not None:
             _check_same_schema(self._given, manifest)
         n_keep, last_t, _ = self._cut(store, manifest)
+        n_kept = count(inside(manifest.committed, 0, n_keep))
         if self._expect is not None and last_t != self._expect:
             raise ResumeError(
                 f"the last record that is kept has t = {last_t!r}, expected was {self._expect!r} "
-                f"({n_keep} of {manifest.n_records} records kept): the checkpoint and the output differ; "
+                f"({n_kept} of {count(manifest.committed)} records kept): the checkpoint and the output differ; "
                 "start from an older checkpoint, or pass at= to drop records",
                 kind="last_t",
             )
@@ -113,13 +114,15 @@ class ResumeRequest:
         return manifest
 
     def _cut(self, store: Store, manifest: Manifest) -> tuple[int, float | None, list[float]]:
-        """Return how many records stay, the last of their times, and the times that go."""
+        """Return the first record number that goes, the time of the last record that stays, and the times that go."""
         n = manifest.n_records
-        if self._at is None or n == 0:
+        if self._at is None or not manifest.committed:
             return n, manifest.last_t, []
         times = _Times(store, manifest)
         n_keep = bisect.bisect_right(range(n), self._at, key=times.at)
-        return n_keep, times.at(n_keep - 1) if n_keep else None, [times.at(i) for i in range(n_keep, n)]
+        kept = inside(manifest.committed, 0, n_keep)
+        dropped = inside(manifest.committed, n_keep, n)
+        return n_keep, times.at(kept[-1][1] - 1) if kept else None, [times.at(i) for i in members(dropped)]
 
     def begin(self, store: Store, claimed: Claim, epoch: EpochState, options: Options) -> tuple[Owner, Resumed]:
         """Recover: new manifest, then documents, then set aside what was dropped.
@@ -141,7 +144,10 @@ class ResumeRequest:
         )
         put_manifest(store, stager, manifest)
         documents = make_documents(manifest.schema)
-        _put_all_documents(store, stager, documents, n_keep)
+        _put_all_documents(store, stager, documents, manifest.n_records)
+        if (array := manifest.schema.committed_array) is not None:
+            chunks = range(-(-manifest.n_records // array.resolved_chunk_shape[0]))
+            put_committed(store, stager, manifest, chunks, sync=True)
         set_aside_dropped(store, manifest)
         remove_uncommitted(store, manifest)
         tidy(store, claimed.epoch)
@@ -197,10 +203,11 @@ class _Times:
         self._chunks: dict[int, Any] = {}
 
     def at(self, i: int) -> float:
-        chunk, offset = divmod(i, SERIES_CHUNK)
+        length = self._array.resolved_chunk_shape[0]
+        chunk, offset = divmod(i, length)
         if chunk not in self._chunks:
             key = chunk_key(self._array.name, self._separator, (chunk,))
-            self._chunks[chunk] = read_series_chunk(self._store, self._codec, key)
+            self._chunks[chunk] = read_series_chunk(self._store, self._codec, key, length)
         return float(self._chunks[chunk][offset])
 
 

@@ -343,7 +343,7 @@ class SeriesRows:
             self._chunk(committed[-1][1] // SERIES_CHUNK)
 
 
-def read_series_chunk(store: Store, codec: ChunkCodec, key: str) -> NDArray[Any]:
+def read_series_chunk(store: Store, codec: ChunkCodec, key: str, length: int = SERIES_CHUNK) -> NDArray[Any]:
     """Return one chunk of a series.
 
     Not collective.
@@ -357,6 +357,6 @@ def read_series_chunk(store: Store, codec: ChunkCodec, key: str) -> NDArray[Any]
     if data is None:
         raise FormatError(f"{key}: the chunk of committed records is missing", kind="missing")
     try:
-        return codec.decode(data, (SERIES_CHUNK,))
+        return codec.decode(data, (length,))
     except FormatError as error:
         raise FormatError(f"{key}: {error}", kind=error.kind) from error

@@ -44,7 +44,11 @@ from mpistream.names import (
 )
 from mpistream.zarr3.codecs import profile_chain
 
-__all__ = ["StreamSchema", "schema_fingerprint"]
+__all__ = ["COMMITTED_NAME", "StreamSchema", "schema_fingerprint"]
+
+# On disk. Do not change; see FORMAT.md.
+COMMITTED_NAME = "committed"
+_COMMITTED_CHUNK = 65536
 
 
 def _values_digest(values: NDArray[Any]) -> str:
@@ -125,7 +129,7 @@ class StreamSchema:
         for group, kind in ((self.variables, Variable), (self.statics, Variable), (self.coords, Coordinate)):
             for name, item in group.items():
                 check_name("variable", name)
-                if name in arrays or name == self.time_dim:
+                if name in arrays or name == self.time_dim or (name == COMMITTED_NAME and self.n_total is not None):
                     raise SchemaError(f"name {name!r} is used twice; names are unique in a stream", kind="name")
                 if not isinstance(item, kind):
                     raise SchemaError(f"{name!r} is a {type(item).__name__}; give a {kind.__name__}", kind="schema")
@@ -203,6 +207,16 @@ class StreamSchema:
         return all(a.is_resolved for a in self.arrays.values())
 
     @property
+    def n_total(self) -> int | None:
+        """Number of records there will ever be, None in append mode."""
+        return self.time.n_records if isinstance(self.time, IndexedTime) else None
+
+    @property
+    def mode(self) -> str:
+        """``"append"`` or ``"indexed"``."""
+        return "append" if self.n_total is None else "indexed"
+
+    @property
     def partitioned_dims(self) -> tuple[str, ...]:
         """The dims that regions are made of: those of streaming variables, without time, in schema order."""
         used = {d for a in self.arrays.values() if a.has_time for d in a.space_dims}
@@ -226,23 +240,49 @@ class StreamSchema:
             "calendar": self.time.calendar,
             **json_object("time attributes", self.time.attrs),
         }
-        is_fixed = isinstance(self.time, IndexedTime)
-        values = np.array(self.time.times, dtype) if isinstance(self.time, IndexedTime) else None
-        chunks = (SERIES_CHUNK,) if values is None else coordinate_chunks(values.shape, dtype.itemsize)
+        n = self.n_total
+        time = self.time
+        chunks = (SERIES_CHUNK,) if n is None else coordinate_chunks((n,), dtype.itemsize)
         return ArraySpec(
             name=self.time_dim,
-            role=Role.COORDINATE if is_fixed else Role.SERIES,
+            role=Role.SERIES if n is None else Role.COORDINATE,
             dims=(self.time_dim,),
-            shape=() if values is None else values.shape,
+            shape=() if n is None else (n,),
             dtype=dtype,
             fill=np.array(np.nan),
             attrs=MappingProxyType(attrs),
             chain=tuple(profile_chain("compact", dtype)),
             shard_shape=chunks,
             chunk_shape=chunks,
-            values=values,
-            digest=None if values is None else _values_digest(values),
+            values=time.times if isinstance(time, IndexedTime) else None,
+            digest=time.digest if isinstance(time, IndexedTime) else None,
         )
+
+    @property
+    def committed_array(self) -> ArraySpec | None:
+        """In indexed mode the array that tells readers which do not know us what is committed."""
+        if self.n_total is None:
+            return None
+        dtype = np.dtype("bool")
+        chunks = (min(self.n_total, _COMMITTED_CHUNK),)
+        return ArraySpec(
+            name=COMMITTED_NAME,
+            role=Role.COORDINATE,
+            dims=(self.time_dim,),
+            shape=(self.n_total,),
+            dtype=dtype,
+            fill=np.array(False),
+            attrs=MappingProxyType({"long_name": "whether the record is committed"}),
+            chain=tuple(profile_chain("compact", dtype)),
+            shard_shape=chunks,
+            chunk_shape=chunks,
+        )
+
+    @property
+    def own_arrays(self) -> tuple[ArraySpec, ...]:
+        """The arrays that no caller describes: time, and in indexed mode `committed_array`."""
+        committed = self.committed_array
+        return (self.time_array,) if committed is None else (self.time_array, committed)
 
     def with_layout(self, layout: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> StreamSchema:
         """Return this schema with the layout of some arrays given.
@@ -297,7 +337,9 @@ class StreamSchema:
         return {
             "dims": [[d, n] for d, n in self.dims.items()],
             "time": {
-                "mode": "append",
+                "mode": self.mode,
+                "n_records": self.n_total,
+                "digest": self.time_array.digest,
                 "units": self.time.units,
                 "calendar": self.time.calendar,
                 "attrs": json_object("time attributes", self.time.attrs),
@@ -347,11 +389,17 @@ class StreamSchema:
             )
             chains[name] = codec_chain(name, a["codecs"], stored_dtype(name, a["dtype"]))
         time = document["time"]
-        if time["mode"] != "append":
+        described = {"units": time["units"], "calendar": time["calendar"], "attrs": time["attrs"]}
+        if time["mode"] == "append":
+            mode: AppendTime | IndexedTime = AppendTime(**described)
+        elif time["mode"] == "indexed":
+            n, digest = operator.index(time["n_records"]), str(time["digest"])
+            mode = IndexedTime(None, n_records=n, digest=digest, **described)
+        else:
             raise FormatError(f"time mode {time['mode']!r} is not known", kind="schema")
         schema = cls(
             dims=dict(document["dims"]),
-            time=AppendTime(units=time["units"], calendar=time["calendar"], attrs=time["attrs"]),
+            time=mode,
             key_separator=document["key_separator"],
             attrs=document["attrs"],
             variables=groups["variables"],
@@ -375,12 +423,12 @@ class StreamSchema:
         keep_bits, codecs, chunk and shard shapes of variables and statics; see FORMAT.md.
         """
         described = {
-            "dims": [[d, n or 0] for d, n in self.dims.items()],
+            "dims": [[d, (self.n_total or 0) if d == self.time_dim else n] for d, n in self.dims.items()],
             "time_dim": self.time_dim,
-            "mode": "append",
+            "mode": self.mode,
             "units": self.time.units,
             "calendar": self.time.calendar,
-            "times_digest": None,
+            "times_digest": self.time_array.digest,
             "key_separator": self.key_separator,
             "arrays": [
                 {

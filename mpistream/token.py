@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from mpistream.errors import FormatError
-from mpistream.ranges import Ranges
+from mpistream.manifest import Manifest
+from mpistream.ranges import Ranges, count
 from mpistream.region import Region
 
 __all__ = ["CommitReceipt", "CommitToken", "times_sha256"]
@@ -120,6 +121,23 @@ class CommitReceipt:
     """Bytes that this commit put on disk, over all ranks, documents left out."""
     warnings: tuple[str, ...] = field(default=(), compare=False)
     """On the owner: what did not go well after the commit and will be done again by the next one."""
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> CommitReceipt:
+        """Return the receipt of a state to which nothing was added.
+
+        Not collective.
+        """
+        return cls(
+            commit_seq=manifest.commit_seq,
+            epoch=manifest.epoch,
+            n_records=count(manifest.committed),
+            last_t=manifest.last_t,
+            n_new_records=0,
+            new_statics=(),
+            n_objects=0,
+            nbytes=0,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the receipt as JSON types.

@@ -101,12 +101,12 @@ def make_documents(schema: StreamSchema) -> Documents:
     store = MemoryStore(objects)
     zarr.create_group(store, attributes=dict(schema.attrs), zarr_format=3)
 
-    for array in (schema.time_array, *schema.arrays.values()):
+    for array in (*schema.own_arrays, *schema.arrays.values()):
         serializer, *compressors = map(dict, array.chain)
         zarr.create_array(
             store,
             name=array.name,
-            shape=(0, *array.shape) if array.has_time else array.shape,
+            shape=(schema.n_total or 0, *array.shape) if array.has_time else array.shape,
             dtype=array.dtype.name,
             chunks=array.resolved_chunk_shape,
             # Zarr has no shard of an array without dims: that is one chunk.
@@ -122,5 +122,5 @@ def make_documents(schema: StreamSchema) -> Documents:
     documents = {key: json.loads(buffer.to_bytes()) for key, buffer in objects.items()}
     group = documents.pop(GROUP_KEY)
     group.pop("consolidated_metadata", None)
-    growing = [schema.time_dim, *(a.name for a in schema.arrays.values() if a.has_time)]
+    growing = [a.name for a in (schema.time_array, *schema.arrays.values()) if a.has_time]
     return Documents(group, {k.removesuffix("/zarr.json"): d for k, d in documents.items()}, growing)

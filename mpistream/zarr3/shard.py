@@ -239,8 +239,8 @@ class OpenShard:
             if offset != _MISSING:
                 chunk = self._spec.codec.decode(data[offset : offset + nbytes], self._spec.chunk_shape)
                 for record in kept:
-                    part = slab.records[(record, *box)]
-                    part[...] = chunk[(record, *(slice(n) for n in part.shape))]
+                    part = slab.records[record][box]
+                    part[...] = chunk[record][tuple(slice(n) for n in part.shape)]
         slab.present |= kept
         slab.is_dirty = True
         return slab
