@@ -21,7 +21,7 @@ from mpistream.errors import (
 from mpistream.layout import Plan, decompose, plan
 from mpistream.options import Options
 from mpistream.parallel import StreamWriter
-from mpistream.reader import StoreReader, open_reader, read_output_manifest, read_record, read_static
+from mpistream.reader import StoreReader, open_reader, read_blob, read_output_manifest, read_record, read_static
 from mpistream.region import Region
 from mpistream.schema import StreamSchema, schema_fingerprint
 from mpistream.session import write_open, write_resume
@@ -54,6 +54,7 @@ __all__ = [
     "decompose",
     "open_reader",
     "plan",
+    "read_blob",
     "read_output_manifest",
     "read_record",
     "read_static",

@@ -322,6 +322,8 @@ def recover(
         new,
         run_id=run_id,
         epoch=epoch,
+        commit_seq=manifest.commit_seq + 1,
+        first_seq=manifest.commit_seq + 1,
         dropped=(*manifest.dropped, *(Dropped(epoch=epoch, start=a, stop=b) for a, b in dropped)),
         floors=new.floors if dropped else manifest.floors,
         layout_digest=layout_digest,

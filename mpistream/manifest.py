@@ -21,6 +21,7 @@ from mpistream.region import Region
 from mpistream.schema import StreamSchema
 
 __all__ = [
+    "BLOBS_FOLDER",
     "DROPPED_FOLDER",
     "EPOCHS_FOLDER",
     "FOLDER",
@@ -31,6 +32,7 @@ __all__ = [
     "Floors",
     "Manifest",
     "add_times",
+    "blob_key",
     "dropped_folder",
     "epoch_key",
     "fenced_folder",
@@ -38,6 +40,7 @@ __all__ = [
     "layout_bytes",
     "layout_key",
     "nonce_key",
+    "parse_blob",
     "parse_epoch",
     "parse_json",
     "raise_floors",
@@ -56,6 +59,7 @@ LEASE_KEY = ".mpistream/lease"
 EPOCHS_FOLDER = ".mpistream/epochs"
 STAGE_FOLDER = ".mpistream/stage"
 DROPPED_FOLDER = ".mpistream/dropped"
+BLOBS_FOLDER = ".mpistream/blobs"
 
 Floors = tuple[tuple[int, int], ...]
 
@@ -88,6 +92,19 @@ def fenced_folder(name: str, by_epoch: int) -> str:
 def layout_key(epoch: int) -> str:
     """Return the key of the document that holds the writers' regions of an epoch."""
     return f"{FOLDER}/layout-{epoch}.json"
+
+
+def blob_key(epoch: int, commit_seq: int, writer: int) -> str:
+    """Return the key of the blobs of one writer and commit."""
+    return f"{BLOBS_FOLDER}/{epoch}-{commit_seq}-{writer}"
+
+
+def parse_blob(name: str) -> tuple[int, int, int] | None:
+    """Return epoch, commit_seq and writer of a name in the blobs folder, None for another name."""
+    numbers = [parse_epoch(part) for part in name.split("-")]
+    if len(numbers) != 3 or None in numbers:  # noqa: PLR2004 (epoch, commit_seq, writer)
+        return None
+    return numbers[0], numbers[1], numbers[2]  # type: ignore[return-value]
 
 
 def nonce_key(epoch: int) -> str:
@@ -256,6 +273,8 @@ class Manifest:
     """The opening that wrote this manifest."""
     epoch: int
     commit_seq: int
+    first_seq: int
+    """The commit_seq of this epoch's first manifest."""
     last_t: float | None
     """Time of the last committed record."""
     committed: Ranges
@@ -281,6 +300,7 @@ class Manifest:
             run_id=run_id,
             epoch=epoch,
             commit_seq=0,
+            first_seq=0,
             last_t=None,
             committed=(),
             statics=(),
@@ -300,6 +320,16 @@ class Manifest:
             return self.schema.n_total
         return self.committed[-1][1] if self.committed else 0
 
+    def names_pack(self, epoch: int, commit_seq: int) -> bool:
+        """Return whether a pack of blobs is committed.
+
+        Not collective. A pack of an older epoch that was placed and never committed has a commit_seq that this
+        epoch's first manifest took.
+        """
+        if epoch == self.epoch:
+            return self.first_seq < commit_seq <= self.commit_seq
+        return epoch < self.epoch and commit_seq < self.first_seq
+
     def to_bytes(self) -> bytes:
         """Return the manifest's bytes, its own checksum included.
 
@@ -312,6 +342,7 @@ class Manifest:
             "run_id": self.run_id,
             "epoch": self.epoch,
             "commit_seq": self.commit_seq,
+            "first_seq": self.first_seq,
             "n_records": self.n_records,
             "last_t": self.last_t,
             "committed": [list(r) for r in self.committed],
@@ -355,6 +386,7 @@ class Manifest:
                 run_id=str(document["run_id"]),
                 epoch=int(document["epoch"]),
                 commit_seq=int(document["commit_seq"]),
+                first_seq=int(document["first_seq"]),
                 last_t=None if document["last_t"] is None else float(document["last_t"]),
                 committed=tuple((int(a), int(b)) for a, b in document["committed"]),
                 statics=tuple(str(s) for s in document["statics"]),

@@ -256,6 +256,33 @@ class StreamWriter:
         self._check_open("write_static")
         self._writer.write_static(name, array)
 
+    def write_blob(self, key: str, payload: bytes, scope: int | str = "static") -> None:
+        """Put a small payload of this rank, such as the state of its random numbers.
+
+        Not collective.
+
+        Parameters
+        ----------
+        key
+            Its name; a rank writes a static key once an epoch, and a key of a record once.
+        payload
+            At most 64 MiB of bytes; copied.
+        scope
+            ``"static"``, or the index of the record it belongs to: it is readable as long as that record is
+            committed and is not dropped or invalidated.
+
+        Raises
+        ------
+        SchemaError
+            On the calling rank, before anything is taken.
+
+        Notes
+        -----
+        Nothing is durable or visible until `commit` returns.
+        """
+        self._check_open("write_blob")
+        self._writer.write_blob(key, payload, scope)
+
     def flush(self) -> CommitToken:
         """Make everything since the last commit durable, rows that are filled in part too.
 

@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 
 from mpistream.array_reader import ArrayReader
 from mpistream.arrays import ArraySpec, Role
+from mpistream.blobs import MAX_BLOB_NBYTES, Scope, pack_pieces
 from mpistream.block import check_block, check_time
 from mpistream.commit import without_records
 from mpistream.epoch import Share
 from mpistream.errors import MPIStreamError, ProtocolError, SchemaError, error_to_json
 from mpistream.grid import block_box
-from mpistream.manifest import Manifest, stage_folder
+from mpistream.manifest import Manifest, blob_key, stage_folder
+from mpistream.names import check_name
 from mpistream.options import Options
 from mpistream.ranges import Ranges, count, covers, difference, inside, members, overlap, ranges_of, union
 from mpistream.rows import SeriesRows, ShardRows, encode_whole
@@ -78,6 +80,9 @@ class RankWriter:
         self._rows: dict[str, ShardRows] = {}
         self._series: dict[str, SeriesRows] = {}
         self._statics: dict[str, list[StagedObject]] = {}
+        # Blobs that are not committed, and the keys of static ones that this epoch has committed.
+        self._blobs: dict[tuple[Scope, str], bytes] = {}
+        self._static_blobs: set[str] = set()
         self._shapes: dict[str, tuple[int, ...]] = {}
         for array in self.schema.arrays.values():
             if array.role is Role.SERIES:
@@ -153,7 +158,7 @@ class RankWriter:
 
     def has_pending(self, records: Ranges) -> bool:
         """Whether a commit of these records would commit anything."""
-        return bool(records) or bool(self._statics) or self._broken is not None
+        return bool(records or self._statics or self._blobs) or self._broken is not None
 
     def records_to_commit(self, *, partial_rows: bool) -> Ranges:
         """Return the record set of a commit now.
@@ -319,6 +324,47 @@ class RankWriter:
         self._statics[name] = objects
         self._submit(objects, keep=False)
 
+    def write_blob(self, key: str, payload: Any, scope: Any) -> None:
+        """Put a payload; see `mpistream.parallel.StreamWriter.write_blob`."""
+        check_name("blob", key)
+        try:
+            data = bytes(memoryview(payload))
+        except TypeError as error:
+            raise SchemaError(f"blob {key!r} is a {type(payload).__name__}; give bytes", kind="blob") from error
+        if len(data) > MAX_BLOB_NBYTES:
+            raise SchemaError(
+                f"blob {key!r} has {len(data)} bytes, at most {MAX_BLOB_NBYTES} are possible; a field belongs into a "
+                "variable or a static",
+                kind="blob",
+            )
+        if scope != "static":
+            n = self.schema.n_total if self.schema.n_total is not None else self.n_records
+            if isinstance(scope, bool) or not isinstance(scope, int | np.integer) or not 0 <= scope < n:
+                raise SchemaError(
+                    f"blob {key!r}: scope {scope!r}; give 'static' or the index of a record, 0 to {n - 1}", kind="blob"
+                )
+            scope = int(scope)
+        if (scope, key) in self._blobs or (scope == "static" and key in self._static_blobs):
+            raise SchemaError(f"blob {key!r} of scope {scope!r} is written already; it is written once", kind="blob")
+        self._blobs[scope, key] = data
+
+    def _pack(self) -> list[StagedObject]:
+        """Return the object of all blobs that are not committed."""
+        if not self._blobs:
+            return []
+        pieces = pack_pieces(self._blobs)
+        return [
+            StagedObject(
+                name="",
+                key=blob_key(self._manifest.epoch, self.base_seq + 1, self.writer),
+                records=None,
+                n_cells=len(self._blobs),
+                pieces=pieces,
+                nbytes=sum(len(p) for p in pieces),
+                must_sync=self._is_durable,
+            )
+        ]
+
     def _submit(self, objects: list[StagedObject], *, keep: bool = True) -> None:
         for item in objects:
             if keep:
@@ -348,6 +394,7 @@ class RankWriter:
         if partial_rows:
             self._submit([o for rows in self._rows.values() if rows.writes for o in rows.partial()])
         self._submit([o for series in self._series.values() for o in series.objects(records)])
+        self._submit(self._pack())
         self._stager.retry(self._all_objects())
         return records
 
@@ -360,7 +407,7 @@ class RankWriter:
 
     def _of_commit(self, records: Ranges) -> list[StagedObject]:
         return [
-            *(o for o in self._objects.values() if any(covers(records, r) for r in o.records or ())),
+            *(o for o in self._objects.values() if o.records is None or any(covers(records, r) for r in o.records)),
             *(o for objects in self._statics.values() for o in objects),
         ]
 
@@ -368,9 +415,12 @@ class RankWriter:
         """Return the token of a commit of these records, counted from the objects themselves."""
         n_cells = {name: 0 for name, a in self.schema.arrays.items() if a.has_time}
         statics = dict.fromkeys(self._statics, 0)
+        n_blobs = 0
         of_commit = self._of_commit(records)
         for o in of_commit:
-            if o.records is None:
+            if o.name == "":
+                n_blobs += o.n_cells
+            elif o.records is None:
                 statics[o.name] += o.n_cells
             else:
                 n_cells[o.name] += o.n_cells * sum(covers(records, r) for r in o.records)
@@ -387,6 +437,7 @@ class RankWriter:
             times_sha256=times_sha256(times),
             n_cells=n_cells,
             statics=statics,
+            n_blobs=n_blobs,
             region=self.region,
             n_objects=len(of_commit),
             nbytes=sum(o.nbytes for o in of_commit),
@@ -398,6 +449,8 @@ class RankWriter:
         done = {o.key for o in self._of_commit(manifest.committed)}
         self._objects = {key: o for key, o in self._objects.items() if key not in done}
         self._statics = {}
+        self._static_blobs |= {key for scope, key in self._blobs if scope == "static"}
+        self._blobs = {}
         self._manifest = manifest
         self._pending = {r: t for r, t in self._pending.items() if not covers(manifest.committed, r)}
         self._note_committed()
@@ -405,6 +458,10 @@ class RankWriter:
 
     def invalidated(self, manifest: Manifest) -> None:
         """Build on a state in which fewer records are committed."""
+        # A pack is named after the commit that it waited for; the next commit has another number.
+        packs = [o for o in self._objects.values() if o.name == ""]
+        self._stager.discard(packs)
+        self._objects = {key: o for key, o in self._objects.items() if o.name != ""}
         self._manifest = manifest
         self._note_committed()
 
@@ -442,7 +499,7 @@ class RankWriter:
             When that can't be read; the writer is then not usable.
         """
         self._stager.discard(self._all_objects())
-        self._objects, self._statics, self._pending = {}, {}, {}
+        self._objects, self._statics, self._pending, self._blobs = {}, {}, {}, {}
         self._reset_rows()
         self._broken = None
 

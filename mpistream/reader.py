@@ -15,16 +15,26 @@ from numpy.typing import NDArray
 from mpistream.agreement import Channel
 from mpistream.array_reader import ArrayReader
 from mpistream.arrays import ArraySpec, Role
+from mpistream.blobs import BlobEntry, read_pack_index, read_payload
 from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
-from mpistream.manifest import MANIFEST_KEY, Manifest, floor_of, parse_json, raised_inside
+from mpistream.manifest import (
+    BLOBS_FOLDER,
+    MANIFEST_KEY,
+    Manifest,
+    blob_key,
+    floor_of,
+    parse_blob,
+    parse_json,
+    raised_inside,
+)
 from mpistream.ranges import Ranges, covers, difference, members, ranges_of
 from mpistream.region import box_of_mapping
 from mpistream.schema import StreamSchema
 from mpistream.store import Store, open_store
 from mpistream.tiling import Box
 
-__all__ = ["StoreReader", "open_reader", "read_output_manifest", "read_record", "read_static"]
+__all__ = ["StoreReader", "open_reader", "read_blob", "read_output_manifest", "read_record", "read_static"]
 
 _COLLECTIVE_TIMEOUT = 600.0
 _POLL_SECONDS = 0.2
@@ -55,6 +65,7 @@ class StoreReader:
 
     def __init__(self, store: Store, manifest: Manifest, channel: Channel | None = None) -> None:
         self._store = store
+        self._packs: dict[tuple[int, int, int], list[BlobEntry]] = {}
         self._channel = channel or Channel(SerialTransport(), _COLLECTIVE_TIMEOUT)
         self._set(manifest)
 
@@ -167,6 +178,82 @@ class StoreReader:
         if array.role is Role.STATIC and name not in self._manifest.statics:
             raise SchemaError(f"static {name!r} is not committed", kind="not_committed")
         return self._read(array, None, self._box(array, region))
+
+    def read_blob(self, key: str, scope: int | str = "static", writer: int = 0) -> bytes:
+        """Return a committed blob.
+
+        Not collective.
+
+        Parameters
+        ----------
+        key
+            Its name.
+        scope
+            ``"static"`` or the index of the record.
+        writer
+            The rank that wrote it.
+
+        Raises
+        ------
+        SchemaError
+            Kind ``unknown`` when there is none that is committed.
+        FormatError
+            With the key of the pack, when it is damaged.
+        """
+        for pack, entry in self._visible_blobs():
+            if (entry.key, entry.scope, pack[2]) == (key, scope, writer):
+                name = blob_key(*pack)
+                opened = self._store.open(name)
+                if opened is None:
+                    raise FormatError(f"{name}: the pack of committed blobs is missing", kind="missing")
+                try:
+                    return read_payload(name, entry, opened.read)
+                finally:
+                    opened.close()
+        raise SchemaError(f"blob {key!r} of scope {scope!r} and writer {writer} is not committed", kind="unknown")
+
+    def blobs(self) -> list[tuple[int, int | str, str]]:
+        """Return (writer, scope, key) of every committed blob, sorted by writer.
+
+        Not collective.
+        """
+        found = {(pack[2], entry.scope, entry.key) for pack, entry in self._visible_blobs()}
+        return sorted(found, key=lambda b: (b[0], str(b[1]), b[2]))
+
+    def _visible_blobs(self) -> Iterator[tuple[tuple[int, int, int], BlobEntry]]:
+        """Yield the entries that can be read, newest commit first."""
+        manifest = self._manifest
+        packs = [p for name in self._store.list(BLOBS_FOLDER) if (p := parse_blob(name)) is not None]
+        packs = sorted((p for p in packs if manifest.names_pack(*p[:2])), key=lambda p: (p[1], p[2]), reverse=True)
+        indices = {p: self._pack_index(p) for p in packs}
+        # A static key that a later epoch wrote replaces that key for all writers.
+        newest: dict[str, int] = {}
+        for pack, entries in indices.items():
+            for entry in entries:
+                if entry.scope == "static":
+                    newest[entry.key] = max(newest.get(entry.key, 0), pack[0])
+        for pack, entries in indices.items():
+            for entry in entries:
+                scope = entry.scope
+                if isinstance(scope, int):
+                    is_visible = covers(self.committed, scope) and pack[1] > floor_of(manifest.floors, scope)
+                else:
+                    is_visible = pack[0] == newest[entry.key]
+                if is_visible:
+                    yield pack, entry
+
+    def _pack_index(self, pack: tuple[int, int, int]) -> list[BlobEntry]:
+        # A committed pack never changes, so its index is read once.
+        if pack not in self._packs:
+            name = blob_key(*pack)
+            opened = self._store.open(name)
+            if opened is None:
+                raise FormatError(f"{name}: the pack of committed blobs is missing", kind="missing")
+            try:
+                self._packs[pack] = read_pack_index(name, opened.nbytes, opened.read)
+            finally:
+                opened.close()
+        return self._packs[pack]
 
     def _array(self, name: str, *, has_time: bool) -> ArraySpec:
         array = self.schema.arrays.get(name)
@@ -414,3 +501,18 @@ def read_output_manifest(url: str | os.PathLike[str]) -> dict[str, Any]:
         No store of mpistream there, or a damaged manifest.
     """
     return parse_json(MANIFEST_KEY, _checked_manifest(open_store(url)))
+
+
+def read_blob(url: str | os.PathLike[str], key: str, scope: int | str = "static", writer: int = 0) -> bytes:
+    """Return a committed blob; see `StoreReader.read_blob`.
+
+    Not collective.
+
+    Parameters
+    ----------
+    url
+        Folder of the store.
+    key, scope, writer
+        As in `StoreReader.read_blob`.
+    """
+    return open_reader(url).read_blob(key, scope, writer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpistream.arrays import ArraySpec, Role
 from mpistream.manifest import (
+    BLOBS_FOLDER,
     DROPPED_FOLDER,
     EPOCHS_FOLDER,
     FOLDER,
@@ -14,13 +15,14 @@ from mpistream.manifest import (
     dropped_folder,
     layout_key,
     nonce_key,
+    parse_blob,
     parse_epoch,
 )
 from mpistream.ranges import inside
 from mpistream.schema import StreamSchema
 from mpistream.store import Store
 
-__all__ = ["remove_uncommitted", "set_aside_dropped", "tidy"]
+__all__ = ["remove_uncommitted", "remove_uncommitted_blobs", "set_aside_dropped", "tidy"]
 
 
 def _growing(schema: StreamSchema) -> list[ArraySpec]:
@@ -97,6 +99,24 @@ def remove_uncommitted(store: Store, manifest: Manifest) -> None:
                     store.delete_tree(f"{array.name}/{name}")
 
 
+def remove_uncommitted_blobs(store: Store, manifest: Manifest) -> None:
+    """Remove packs of blobs that the last committed state does not name: they were placed and never committed.
+
+    Not collective.
+
+    Parameters
+    ----------
+    store
+        The store.
+    manifest
+        The committed state before the recovery: the new one takes the commit_seq of such a pack.
+    """
+    for name in store.list(BLOBS_FOLDER):
+        found = parse_blob(name)
+        if found is None or not manifest.names_pack(*found[:2]):
+            store.delete_tree(f"{BLOBS_FOLDER}/{name}")
+
+
 def tidy(store: Store, epoch: int) -> None:
     """Remove what earlier openings left under ``.mpistream`` and nobody needs."""
     keep = {
@@ -107,6 +127,7 @@ def tidy(store: Store, epoch: int) -> None:
         EPOCHS_FOLDER,
         STAGE_FOLDER,
         DROPPED_FOLDER,
+        BLOBS_FOLDER,
     }
     for name in store.list(FOLDER):
         path = f"{FOLDER}/{name}"

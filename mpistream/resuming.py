@@ -22,7 +22,7 @@ from mpistream.opening import Claim, checked_regions, log_plan, put_layout, put_
 from mpistream.options import Options
 from mpistream.owner import Owner, put_committed, put_documents
 from mpistream.ranges import count, inside, members
-from mpistream.recovery import remove_uncommitted, set_aside_dropped, tidy
+from mpistream.recovery import remove_uncommitted, remove_uncommitted_blobs, set_aside_dropped, tidy
 from mpistream.rows import read_series_chunk
 from mpistream.schema import StreamSchema
 from mpistream.staging import Stager
@@ -142,6 +142,7 @@ class ResumeRequest:
             dropped_times=dropped_times,
             layout_digest=put_layout(store, claimed.epoch, epoch.regions),
         )
+        remove_uncommitted_blobs(store, old)
         put_manifest(store, stager, manifest)
         documents = make_documents(manifest.schema)
         _put_all_documents(store, stager, documents, manifest.n_records)

@@ -52,6 +52,7 @@ class CommitToken:
     """Variable -> cells in place, over all records of the set."""
     statics: Mapping[str, int]
     """Static -> cells in place."""
+    n_blobs: int
     region: Region
     n_objects: int
     nbytes: int
@@ -93,6 +94,7 @@ class CommitToken:
                 base_seq=operator.index(document["base_seq"]),
                 writer=operator.index(document["writer"]),
                 records=tuple((operator.index(a), operator.index(b)) for a, b in document["records"]),
+                n_blobs=operator.index(document["n_blobs"]),
                 times_sha256=str(document["times_sha256"]),
                 n_objects=operator.index(document["n_objects"]),
                 nbytes=operator.index(document["nbytes"]),
