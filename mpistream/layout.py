@@ -334,7 +334,7 @@ class Plan:
 def _size(nbytes: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024:  # noqa: PLR2004
-            return f"{nbytes:.3g} {unit}"
+            return f"{nbytes:.4g} {unit}"
         nbytes /= 1024
     return f"{nbytes:.4g} TiB"
 
