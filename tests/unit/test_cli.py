@@ -193,6 +193,7 @@ def test_info_survives_a_reader_that_goes(store: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env.pop("PYTHONUNBUFFERED", None)  # the text must meet the closed pipe before Python's own last flush does
     command = [sys.executable, "-m", "mpistream", "info", str(store)]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=env, timeout=60, check=False)
     os.close(write)
