@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import mpistream as ms
 from mpistream import layout
 from mpistream.errors import AlignmentError, TilingError
-from mpistream.layout import assign_writers, decompose, plan, resolve_layout
+from mpistream.layout import assign_writers, decompose, resolve_layout
+from mpistream.plan import plan
 from mpistream.region import Region
 from tests.support.boxes import painted
 from tests.support.streams import make_schema, resolved

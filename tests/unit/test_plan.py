@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import mpistream as ms
 from mpistream.errors import TilingError
-from mpistream.layout import Plan, decompose, plan
+from mpistream.layout import decompose
+from mpistream.plan import Plan, plan
 from mpistream.region import Region
 
 
