@@ -29,7 +29,7 @@ from matplotlib.colors import LightSource, LinearSegmentedColormap
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "demo-output"
 N_RECORDS = 48
-N_COMMITTED, N_WRITTEN = 20, 22  # records when the ranks are killed: in mid-commit, in mid-row
+N_COMMITTED, N_WRITTEN = 20, 22  # records when the ranks are killed, between two commits in mid-row
 RUN_DEADLINE = 240.0  # s, of each of the three runs: far more than they need
 
 

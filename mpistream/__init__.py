@@ -18,9 +18,10 @@ from mpistream.errors import (
     StoreError,
     TilingError,
 )
-from mpistream.layout import Plan, decompose, plan
+from mpistream.layout import decompose
 from mpistream.options import Options
 from mpistream.parallel import StreamWriter
+from mpistream.plan import Plan, plan
 from mpistream.reader import StoreReader, open_reader, read_blob, read_output_manifest, read_record, read_static
 from mpistream.region import Region
 from mpistream.schema import StreamSchema, schema_fingerprint

@@ -318,6 +318,9 @@ def codec_chain(name: str, codec: Any, dtype: np.dtype[Any]) -> tuple[Mapping[st
         )
     try:
         chain = [json_value(f"codec {c.get('name')!r}", c) for c in codec]
+        # What we write can always be verified, by every reader.
+        if chain[-1:] and chain[-1].get("name") != "crc32c":
+            chain.append({"name": "crc32c"})
         ChunkCodec(chain, dtype)
     except (FormatError, SchemaError) as error:
         raise SchemaError(f"variable {name!r}: {error}", kind="codec") from error

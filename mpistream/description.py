@@ -117,7 +117,8 @@ class Variable:
         Shard and inner chunk, as mapping dim -> length or as a sequence over ``dims``; what is left out
         comes from the schema or from the default layout.
     codec
-        A profile name, or a Zarr v3 codec chain; the schema's by default.
+        A profile name, or a Zarr v3 codec chain, which gets a ``crc32c`` at its end if it has none; the schema's by
+        default.
     fill_value
         By default NaN for floats, 0 otherwise.
     """

@@ -7,23 +7,22 @@ rounded up to inner chunks, towards 64 MiB an object; time extents 1. Lengths th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mpistream.arrays import ArraySpec, Role
+from mpistream.arrays import ArraySpec
 from mpistream.errors import AlignmentError, TilingError
 from mpistream.grid import assign_shards, split_units
 from mpistream.region import Region
 from mpistream.schema import StreamSchema
-from mpistream.tiling import Box, box_n_cells
+from mpistream.tiling import Box
 
-__all__ = ["Plan", "assign_writers", "decompose", "plan", "resolve_layout"]
+__all__ = ["SMALL_OBJECT_NBYTES", "assign_writers", "decompose", "resolve_layout"]
 
 _MIB = 1024 * 1024
 _CHUNK_NBYTES = _MIB
 _OBJECT_NBYTES = 64 * _MIB
-_SMALL_OBJECT_NBYTES = 4 * _MIB
-_MANY_OBJECTS = 10_000
+SMALL_OBJECT_NBYTES = 4 * _MIB
 # Given regions may force shards that are smaller than the regions, up to this many objects a writer and record.
 _MAX_FORCED_OBJECTS = 4
 
@@ -32,7 +31,6 @@ _MAX_FORCED_OBJECTS = 4
 class _Axis:
     """What is known about one dim before its lengths are chosen."""
 
-    size: int
     shard: int | None
     chunk: int | None
     box: int
@@ -114,7 +112,7 @@ def _boxes_of_regions(
     active = max(sum(not r.is_empty for r in regions), 1)
     free = {d: n for d, n in sizes.items() if given.get(d) is None}
     n_objects = math.prod(-(-n // extents[d]) for d, n in free.items())
-    if n_objects > _MAX_FORCED_OBJECTS * active and row_nbytes < n_objects * _SMALL_OBJECT_NBYTES:
+    if n_objects > _MAX_FORCED_OBJECTS * active and row_nbytes < n_objects * SMALL_OBJECT_NBYTES:
         dim = max(free, key=lambda d: free[d] / extents[d])
         at = list(sizes).index(dim)
         lengths = sorted({b[at][1] - b[at][0] for r in regions for b in r.boxes})
@@ -177,9 +175,7 @@ def resolve_layout(schema: StreamSchema, n_writers: int, regions: Sequence[Regio
         extents, is_exact = _boxes_of_regions(schema.partitioned_sizes, regions, given, row_nbytes)
         edges = {d: n for d, n in extents.items() if is_exact[d] and d not in sizes}
     axes = [
-        _Axis(
-            size=n, shard=given[d], chunk=given_chunk[d], box=min(extents.get(d, n), n), is_exact=is_exact.get(d, False)
-        )
+        _Axis(shard=given[d], chunk=given_chunk[d], box=min(extents.get(d, n), n), is_exact=is_exact.get(d, False))
         for d, n in sizes.items()
     ]
     chunk = _chunk_lengths(itemsize, math.prod(time_chunk), axes)
@@ -223,10 +219,7 @@ def _layout_of(array: ArraySpec, shards: Mapping[str, int], chunk: Sequence[int]
                 n = lengths[i] // (unit or 1)
                 part = max(n // excess, 1)
                 lengths[i] = (_largest_divisor(n, part) if dim in shards else _handy(part)) * (unit or 1)
-        axes = [
-            _Axis(size=n, shard=s, chunk=c, box=n, is_exact=False)
-            for s, (_, n, _, c) in zip(lengths, known, strict=True)
-        ]
+        axes = [_Axis(shard=s, chunk=c, box=n, is_exact=False) for s, (_, n, _, c) in zip(lengths, known, strict=True)]
         chunk = _chunk_lengths(array.dtype.itemsize, math.prod(time_chunk), axes)
     return [*time_shard, *lengths], [*time_chunk, *chunk]
 
@@ -301,109 +294,3 @@ def assign_writers(schema: StreamSchema, regions: Sequence[Region]) -> dict[str,
         When the regions overlap or leave a hole, or no rank holds a shard of an array of fewer dims whole.
     """
     return {a.name: assign_shards(a.grid, schema.partitioned_dims, regions) for a in _sharded(schema)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a run will write, per record, before it writes anything."""
-
-    n_writers: int
-    n_active_writers: int
-    """Writers with a region that is not empty."""
-    n_objects_per_record: float
-    """Shards a record, over all variables; a row of R records counts 1/R."""
-    n_folders_per_record: float
-    nbytes_per_record: int
-    """Bytes before compression."""
-    max_writer_nbytes_per_record: int
-    max_object_nbytes: int
-    """Bytes before compression of the largest variable's shard."""
-    writer_memory_nbytes: int
-    """Most bytes that the rows of one writer hold in memory, if nothing compresses."""
-    warnings: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return (
-            f"{self.n_active_writers} of {self.n_writers} ranks write {_size(self.nbytes_per_record)} a record "
-            f"in {self.n_objects_per_record:g} objects of at most {_size(self.max_object_nbytes)}, "
-            f"{self.n_folders_per_record:g} folders; at most {_size(self.max_writer_nbytes_per_record)} a rank and "
-            f"record, {_size(self.writer_memory_nbytes)} in memory"
-        )
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:  # noqa: PLR2004
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.4g} TiB"
-
-
-def plan(schema: StreamSchema, regions: Iterable[Region]) -> Plan:
-    """Return what a run on these regions writes: objects, folders, bytes and memory, with warnings.
-
-    Not collective.
-
-    Parameters
-    ----------
-    schema
-        The schema; a layout that is open is chosen for these regions.
-    regions
-        One region per rank, for example from `decompose`.
-
-    Raises
-    ------
-    AlignmentError, TilingError
-        As in `write_open`.
-    """
-    regions = list(regions)
-    schema = resolve_layout(schema, len(regions), regions)
-    owners = assign_writers(schema, regions)
-    objects = folders = 0.0
-    memory = [0] * len(regions)
-    record = [0] * len(regions)
-    for a in schema.arrays.values():
-        if a.role is not Role.VARIABLE:
-            continue
-        objects += a.grid.n_shards / a.row_length
-        if schema.key_separator == "/":
-            folders += (1 + sum(math.prod(a.grid.grid_shape[:i]) for i in range(1, len(a.dims) - 1))) / a.row_length
-        slab = a.resolved_chunk_shape[0] if a.resolved_chunk_shape[0] > 1 else 0
-        for i, boxes in enumerate(owners[a.name]):
-            nbytes = a.dtype.itemsize * sum(map(box_n_cells, boxes))
-            record[i] += nbytes
-            memory[i] += nbytes * (a.row_length + slab)
-    shards = {
-        a.name: a.dtype.itemsize * a.row_length * math.prod(map(min, a.shape, a.grid.shard_shape))
-        for a in schema.arrays.values()
-        if a.role is Role.VARIABLE
-    }
-    return Plan(
-        n_writers=len(regions),
-        n_active_writers=sum(not r.is_empty for r in regions),
-        n_objects_per_record=objects,
-        n_folders_per_record=folders,
-        nbytes_per_record=sum(record),
-        max_writer_nbytes_per_record=max(record),
-        max_object_nbytes=max(shards.values(), default=0),
-        writer_memory_nbytes=max(memory),
-        warnings=_warnings(schema, shards, objects),
-    )
-
-
-def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float) -> tuple[str, ...]:
-    found = []
-    small = {n: b for n, b in shards.items() if b < _SMALL_OBJECT_NBYTES}
-    if small:
-        name = min(small, key=lambda n: small[n])
-        row = schema.arrays[name].row_length
-        found.append(
-            f"objects of variable {name!r} have {_size(small[name])} before compression, under 4 MiB: "
-            f"raise shard_shape, for example its {schema.time_dim!r} from {row} to "
-            f"{row * -(-_SMALL_OBJECT_NBYTES // small[name])}"
-        )
-    if n_objects > _MANY_OBJECTS:
-        found.append(
-            f"{n_objects:g} objects a record, over 10,000: raise shard_shape, or its {schema.time_dim!r} length"
-        )
-    return tuple(found)

@@ -24,7 +24,6 @@ from typing import Any
 
 from mpistream.epoch import EpochState
 from mpistream.errors import FencedError, SchemaError
-from mpistream.layout import plan
 from mpistream.lease import Lease, LeaseKeeper, wait_until_free
 from mpistream.manifest import (
     EPOCHS_FOLDER,
@@ -40,6 +39,7 @@ from mpistream.manifest import (
     stage_folder,
 )
 from mpistream.options import Options
+from mpistream.plan import plan
 from mpistream.region import Region
 from mpistream.schema import StreamSchema
 from mpistream.staging import Stager, highest_epoch

@@ -101,7 +101,7 @@ def resolve_options(options: Options | None, environment: Mapping[str, str] | No
     try:
         with open(path, "rb") as file:
             found = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SchemaError(f"${_VARIABLE} = {path}: {error}", kind="option") from error
     known = {f.name for f in fields(Options)}
     unknown = sorted(set(found) - known)

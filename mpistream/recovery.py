@@ -117,19 +117,25 @@ def remove_uncommitted_blobs(store: Store, manifest: Manifest) -> None:
             store.delete_tree(f"{BLOBS_FOLDER}/{name}")
 
 
-def tidy(store: Store, epoch: int) -> None:
-    """Remove what earlier openings left under ``.mpistream`` and nobody needs."""
+def tidy(store: Store, manifest: Manifest) -> None:
+    """Remove what earlier openings left under ``.mpistream`` and nobody needs.
+
+    Not collective.
+
+    Parameters
+    ----------
+    store
+        The store.
+    manifest
+        The committed state; what it does not name, of layouts and of records set aside, is left over.
+    """
     keep = {
-        layout_key(epoch),
-        nonce_key(epoch),
-        MANIFEST_KEY,
-        LEASE_KEY,
-        EPOCHS_FOLDER,
-        STAGE_FOLDER,
-        DROPPED_FOLDER,
-        BLOBS_FOLDER,
+        *(layout_key(manifest.epoch), nonce_key(manifest.epoch)),
+        *(MANIFEST_KEY, LEASE_KEY, EPOCHS_FOLDER, STAGE_FOLDER, BLOBS_FOLDER),
+        *(dropped_folder(d.epoch) for d in manifest.dropped),
     }
-    for name in store.list(FOLDER):
-        path = f"{FOLDER}/{name}"
-        if path not in keep:
-            store.delete_tree(path)
+    for folder in (FOLDER, DROPPED_FOLDER):
+        for name in store.list(folder):
+            path = f"{folder}/{name}"
+            if path not in keep and path != DROPPED_FOLDER:
+                store.delete_tree(path)

@@ -151,7 +151,7 @@ class ResumeRequest:
             put_committed(store, stager, manifest, chunks, sync=True)
         set_aside_dropped(store, manifest)
         remove_uncommitted(store, manifest)
-        tidy(store, claimed.epoch)
+        tidy(store, manifest)
         log_plan(store, manifest.schema, epoch)
         resumed = Resumed(n_dropped=len(dropped_times), last_t=last_t, at=self._at, previous_epoch=old.epoch)
         return Owner(store, manifest, epoch, documents, claimed.keeper, options), resumed

@@ -104,7 +104,7 @@ class CommitToken:
                 region=Region.from_json(document["region"]),
                 failure=None if document["failure"] is None else {k: document["failure"][k] for k in _FAILURE},
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"damaged token: {type(error).__name__}: {error}", kind="token") from error
 
 

@@ -19,7 +19,7 @@ LAYERS = """
     names  block  tiling  options  local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard
     description  region  grid  arrays  schema
-    layout  manifest
+    layout  plan  manifest
     zarr3.metadata  zarr3.snapshot
     array_reader
     token  epoch  commit
@@ -48,6 +48,7 @@ PURE = {
     "layout",
     "manifest",
     "names",
+    "plan",
     "region",
     "schema",
     "tiling",

@@ -124,6 +124,16 @@ def test_fields_of_the_manifest() -> None:
     assert set(document["schema"]["time"]) == {"mode", "units", "calendar", "attrs"}
 
 
+def test_unknown_fields_are_ignored() -> None:
+    """Section 8.5: they change nothing, but stand under the checksum."""
+    document = {**json.loads(make_manifest().to_bytes()), "later": 1}
+    del document["checksum"]
+    data = canonical({**document, "checksum": hashlib.sha256(canonical(document)).hexdigest()})
+    assert Manifest.from_bytes(data).to_bytes() == make_manifest().to_bytes()
+    with pytest.raises(ms.FormatError, match="checksum"):
+        Manifest.from_bytes(data.replace(b'"later":1', b'"later":2'))
+
+
 def test_fields_of_the_lease() -> None:
     lease = json.loads(Lease.of_this_process("0" * 32, 120.0).to_bytes())
     assert fields("lease") == set(lease) == {f.name for f in dataclasses.fields(Lease)}
@@ -135,11 +145,6 @@ def test_times_digest_formula() -> None:
         int.from_bytes(hashlib.sha256(struct.pack("<Qd", i, t)).digest(), "big") for i, t in enumerate(TIMES[:3])
     )
     assert json.loads(example("manifest"))["times_digest"] == f"{total % 2**256:064x}"
-
-
-def test_times_digest_without_records() -> None:
-    manifest = Manifest.first(store_id="", run_id="", epoch=1, schema=make_schema(), layout_digest="")
-    assert manifest.times_digest == "0" * 64
 
 
 @pytest.mark.parametrize(("name", "field"), [("fingerprint", "fingerprint"), ("coordinates", "coordinates_digest")])

@@ -69,20 +69,21 @@ def look():
     return n
 """
 
-# The array is opened once and read again and again: each read looks into the index and then for the inner chunk,
-# and the object may have been replaced in between.
+# An array is opened once and read again and again: each read looks into the index and then for the inner chunks, and
+# the object may have been replaced in between.
 LOOK_WITH_ZARR = """
 import zarr
 
 opened = zarr.open_array(path + "/u", mode="r")
 
 def look():
-    n = zarr.open_array(path + "/u", mode="r").shape[0]
+    newer = zarr.open_array(path + "/u", mode="r")
+    n = newer.shape[0]
     first_of_row = (n - 1) // 8 * 8
-    for _ in range(5):
-        check("record 0", opened[0].tolist(), [float(j) for j in range(6)])
-        found = zarr.open_array(path + "/u", mode="r")[first_of_row]
+    for _ in range(10):
+        found = newer[first_of_row]
         check(f"record {first_of_row}", found.tolist(), [first_of_row + j for j in range(6)])
+    check("record 0", opened[0].tolist(), [float(j) for j in range(6)])
     return n
 """
 

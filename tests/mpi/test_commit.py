@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,7 @@ def _opened(comm: MPI.Intracomm, url: Path, row: int = 4, inner: int = 1, **chan
     return ms.write_open(url, schema, comm=comm, options=options(**changes))
 
 
-def test_receipt_is_the_same_on_every_rank_and_counts_what_is_on_disk(
-    comm: MPI.Intracomm, mpi_tmp_path: Path
-) -> None:
+def test_receipt_is_the_same_on_every_rank_and_counts_what_is_on_disk(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     """Every rank gets one receipt; its records, statics, objects and bytes are those that lie in the store."""
     with _opened(comm, mpi_tmp_path / "s", row=1) as w:
         PLANE.write_statics(w)
@@ -58,7 +57,7 @@ def test_receipt_is_the_same_on_every_rank_and_counts_what_is_on_disk(
 def test_commit_with_nothing_pending_returns_the_last_receipt_and_touches_no_file(
     comm: MPI.Intracomm, mpi_tmp_path: Path
 ) -> None:
-    """After a commit, after a rollback and after open, a commit of nothing leaves inode, time and size of every file."""
+    """After open, a commit or a rollback, a commit of nothing leaves inode, time and size of every file."""
     with _opened(comm, mpi_tmp_path / "s") as w:
         before = on_root(comm, lambda: tree(mpi_tmp_path))
         empty = w.commit()
@@ -81,9 +80,7 @@ def test_commit_with_nothing_pending_returns_the_last_receipt_and_touches_no_fil
     on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", PLANE, [0]))
 
 
-def test_commit_without_partial_rows_leaves_an_unfinished_row_pending(
-    comm: MPI.Intracomm, mpi_tmp_path: Path
-) -> None:
+def test_commit_without_partial_rows_leaves_an_unfinished_row_pending(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     """commit(partial_rows=False) commits whole rows only, writes each shard once, and close commits the rest."""
     with _opened(comm, mpi_tmp_path / "s", row=4, inner=2) as w:
         PLANE.write_statics(w)
@@ -100,9 +97,7 @@ def test_commit_without_partial_rows_leaves_an_unfinished_row_pending(
     on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", PLANE, [0] * 10))
 
 
-def test_rows_of_different_lengths_are_whole_at_their_common_multiple(
-    comm: MPI.Intracomm, mpi_tmp_path: Path
-) -> None:
+def test_rows_of_different_lengths_are_whole_at_their_common_multiple(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     """With rows of 2 and 3, commit(partial_rows=False) goes to the last multiple of 6, on ranks without a part too."""
     scene = Scene(sizes={"y": 4}, variables={"a": ("y", "float32"), "b": ("y", "float32"), "s": ("", "float64")})
     rows: dict[str, dict[str, Any]] = {"a": {"shard_shape": {"time": 2}}, "b": {"shard_shape": {"time": 3}}}
@@ -126,19 +121,19 @@ def test_a_row_that_grows_keeps_its_committed_records_readable(
     root = mpi_tmp_path / "s"
     with _opened(comm, root, row=8, inner=inner) as w:
         PLANE.write_statics(w)
-        old: Any = None
+        old: list[Any] = []
         for i in range(8):
             PLANE.write(w, i)
             w.commit()
 
             def check(n: int = i + 1) -> None:
                 assert_holds(root, PLANE, [0] * n)
-                if old is not None:
-                    assert old[n - 2].tobytes() == PLANE.whole("u", n - 2).tobytes()
+                if old:
+                    assert old[-1][n - 2].tobytes() == PLANE.whole("u", n - 2).tobytes()
 
             on_root(comm, check)
             if comm.rank == 0:
-                old = zarr.open_array(root / "u", mode="r")
+                old.append(zarr.open_array(root / "u", mode="r"))
 
 
 def test_rollback_drops_what_is_not_committed(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
@@ -248,7 +243,7 @@ def test_calls_after_close_are_refused(comm: MPI.Intracomm, mpi_tmp_path: Path) 
     w = _opened(comm, mpi_tmp_path / "s")
     w.close()
     block = PLANE.block("topo", w.region)
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: w.write_record(0.0, {"u": block}),
         lambda: w.record(0.0).__enter__(),
         lambda: w.write_static("topo", block),

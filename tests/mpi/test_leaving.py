@@ -75,17 +75,24 @@ def _wrong_record(w: ms.StreamWriter) -> None:
 def test_rank_that_raises_in_the_body_ends_the_others_at_once(
     comm: MPI.Intracomm, mpi_tmp_path: Path, who: str, raiser: Callable[[ms.StreamWriter], None]
 ) -> None:
-    """Its own exception goes on; the others, in their next commit, get an error that names it (P-26); no record is kept."""
+    """Its own exception goes on; the others get an error that names it in their next commit (P-26)."""
     bad = {"first": 0, "second": min(1, comm.size - 1), "last": comm.size - 1}[who]
     expected = ms.SchemaError if raiser is _wrong_record else ModelError
+
+    def simulate() -> None:
+        with _opened(comm, mpi_tmp_path / "s") as w:
+            if comm.rank == bad:
+                raiser(w)
+            PLANE.write(w, 2)
+            w.commit()
+
     with at_most(10):
         if comm.rank == bad:
-            with pytest.raises(expected), _opened(comm, mpi_tmp_path / "s") as w:
-                raiser(w)
+            with pytest.raises(expected):
+                simulate()
         else:
-            with pytest.raises(ms.CommitError) as caught, _opened(comm, mpi_tmp_path / "s") as w:
-                PLANE.write(w, 2)
-                w.commit()
+            with pytest.raises(ms.CommitError) as caught:
+                simulate()
             assert (caught.value.kind, caught.value.rank) == ("left", bad)
             assert f"rank {bad}" in str(caught.value)
             assert ("negative density" if expected is ModelError else "'v'") in str(caught.value)
@@ -112,13 +119,14 @@ def test_rank_that_raises_is_named_by_every_later_call(comm: MPI.Intracomm, mpi_
 
 def test_every_rank_raises_in_the_body(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     """When all ranks leave with an exception of their own, each one gets its own, and nobody waits."""
-    with (
-        at_most(10),
-        pytest.raises(ModelError, match=f"of rank {comm.rank}"),
-        _opened(comm, mpi_tmp_path / "s") as w,
-    ):
-        PLANE.write(w, 2)
-        raise ModelError(f"of rank {comm.rank}")
+
+    def simulate() -> None:
+        with _opened(comm, mpi_tmp_path / "s") as w:
+            PLANE.write(w, 2)
+            raise ModelError(f"of rank {comm.rank}")
+
+    with at_most(10), pytest.raises(ModelError, match=f"of rank {comm.rank}"):
+        simulate()
     sync(comm)
     _goes_on(comm, mpi_tmp_path / "s")
 
@@ -159,9 +167,7 @@ def test_exception_is_told_to_the_ranks_of_all_open_writers(comm: MPI.Intracomm,
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("who", ["first", "last"])
-def test_rank_that_does_not_come_is_named_after_the_timeout(
-    comm: MPI.Intracomm, mpi_tmp_path: Path, who: str
-) -> None:
+def test_rank_that_does_not_come_is_named_after_the_timeout(comm: MPI.Intracomm, mpi_tmp_path: Path, who: str) -> None:
     """The others wait `timeout` seconds and get an error that names the rank; when it comes, it gets one at once."""
     absent = 0 if who == "first" else comm.size - 1
     w = _opened(comm, mpi_tmp_path / "s", timeout=2)
@@ -207,9 +213,7 @@ MISMATCHES: dict[str, tuple[Callable[[ms.StreamWriter], object], Callable[[ms.St
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("pair", MISMATCHES)
-def test_calls_that_do_not_match_are_refused_on_every_rank(
-    comm: MPI.Intracomm, mpi_tmp_path: Path, pair: str
-) -> None:
+def test_calls_that_do_not_match_are_refused_on_every_rank(comm: MPI.Intracomm, mpi_tmp_path: Path, pair: str) -> None:
     """When one rank makes another call than the others, all get a ProtocolError that names it; rollback mends it."""
     others, odd = MISMATCHES[pair]
     w = _opened(comm, mpi_tmp_path / "s")
@@ -235,7 +239,7 @@ def test_calls_that_do_not_match_are_refused_on_every_rank(
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_with_different_records_name_each_last_time(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    """A rank that wrote a record more: CommitError on all with each rank's last t and rollback(), which then mends it."""
+    """One rank with a record more: CommitError on all with each rank's last t and rollback(), which mends it."""
     w = _opened(comm, mpi_tmp_path / "s")
     more = comm.size - 1
     for i in range(2, 4 + (comm.rank == more)):

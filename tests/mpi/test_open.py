@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,7 @@ def _make_folder_with_a_file(path: Path) -> None:
 def _make_zarr_array(path: Path) -> None:
     import zarr
 
-    zarr.save_array(path, np.arange(4))
+    zarr.create_array(path, data=np.arange(4))
 
 
 def _make_stream_below_a_group(path: Path) -> None:
@@ -130,9 +131,7 @@ def test_what_is_not_ours_is_never_replaced(
     on_root(comm, lambda: make(path))
     before = on_root(comm, lambda: tree(mpi_tmp_path))
 
-    error = error_on_all(
-        comm, lambda: ms.write_open(path, _schema(), comm=comm, overwrite=overwrite, options=OPTIONS)
-    )
+    error = error_on_all(comm, lambda: ms.write_open(path, _schema(), comm=comm, overwrite=overwrite, options=OPTIONS))
     assert (type(error), error.kind) == (ms.StoreError, kind)
     assert on_root(comm, lambda: tree(mpi_tmp_path)) == before
 
@@ -140,11 +139,9 @@ def test_what_is_not_ours_is_never_replaced(
 def test_path_below_a_file_is_refused(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     """A path that can't become a folder because a part of it is a file is a StoreError on every rank."""
     on_root(comm, lambda: _make_file(mpi_tmp_path / "f"))
-    error = error_on_all(
-        comm, lambda: ms.write_open(mpi_tmp_path / "f" / "s", _schema(), comm=comm, options=OPTIONS)
-    )
+    error = error_on_all(comm, lambda: ms.write_open(mpi_tmp_path / "f" / "s", _schema(), comm=comm, options=OPTIONS))
     assert type(error) is ms.StoreError
-    assert on_root(comm, lambda: (mpi_tmp_path / "f").read_bytes()) == b"precious"
+    assert on_root(comm, (mpi_tmp_path / "f").read_bytes) == b"precious"
 
 
 def test_url_of_another_scheme_is_refused(comm: MPI.Intracomm) -> None:
@@ -174,7 +171,10 @@ def test_ranks_that_see_different_file_systems_are_named(
     """A rank that finds another folder under the same url is a StoreError on every rank, naming it and its host."""
     stray = comm.size - 1
     here = mpi_tmp_path / ("there" if comm.rank == stray else "here")
-    on_root(comm, lambda: [(mpi_tmp_path / name).mkdir() for name in ("here", "there")])
+    if comm.rank == 0:
+        for name in ("here", "there"):
+            (mpi_tmp_path / name).mkdir()
+    sync(comm)
     if has_a_store and comm.rank == stray:
         ms.write_open(here / "s", _schema(), comm=_self(), options=OPTIONS).close()
     sync(comm)
@@ -219,10 +219,10 @@ def test_what_is_no_communicator_of_writers_is_refused(comm: MPI.Intracomm, mpi_
 
     wrong: list[Any] = [MPI.COMM_NULL, "world", True]
     if comm.size > 1:
-        half = comm.Split(comm.rank % 2, comm.rank)
+        half: Any = comm.Split(comm.rank % 2, comm.rank)
         wrong.append(half.Create_intercomm(0, comm, 1 - comm.rank % 2))
     for candidate in wrong:
-        error = error_on_all(comm, lambda c=candidate: ms.write_open(mpi_tmp_path / "s", _schema(), comm=c))
+        error = error_on_all(comm, partial(ms.write_open, mpi_tmp_path / "s", _schema(), comm=candidate))
         assert (type(error), error.kind) == (ms.ProtocolError, "comm")
     assert not (mpi_tmp_path / "s").exists()
 
@@ -230,10 +230,11 @@ def test_what_is_no_communicator_of_writers_is_refused(comm: MPI.Intracomm, mpi_
 def test_ranks_of_a_subcommunicator_write_alone(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     """Several groups of ranks may each write a store of their own at the same time, in any order of ranks."""
     color = comm.rank % 2
-    part = comm.Split(color, -comm.rank)
+    part: Any = comm.Split(color, -comm.rank)
     _write(part, mpi_tmp_path / f"s{color}", 3, run=color)
 
-    on_root(comm, lambda: [assert_holds(mpi_tmp_path / f"s{c}", PLANE, [c] * 3) for c in range(min(comm.size, 2))])
+    for c in range(min(comm.size, 2)):
+        on_root(comm, partial(assert_holds, mpi_tmp_path / f"s{c}", PLANE, [c] * 3))
 
 
 def test_plan_is_logged_once_with_its_warnings(

@@ -97,9 +97,7 @@ def test_coprime_regions_without_a_shard_length_are_refused(comm: MPI.Intracomm,
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("giver", [0, 1])
-def test_region_on_some_ranks_only_names_a_rank_without(
-    comm: MPI.Intracomm, mpi_tmp_path: Path, giver: int
-) -> None:
+def test_region_on_some_ranks_only_names_a_rank_without(comm: MPI.Intracomm, mpi_tmp_path: Path, giver: int) -> None:
     """A region on some ranks and none on others is a SchemaError that names a rank that gave none."""
     region = {"y": (0, 8)} if comm.rank == giver else None
     error = _refused(

@@ -29,7 +29,9 @@ Change = Callable[[Blocks], Blocks]
 
 
 def _opened(comm: MPI.Intracomm, url: Path) -> ms.StreamWriter:
-    return ms.write_open(url, SCENE.schema(shard_shape={"time": 2, "y": 1, "x": 6}), comm=comm, options=options(threads=0))
+    return ms.write_open(
+        url, SCENE.schema(shard_shape={"time": 2, "y": 1, "x": 6}), comm=comm, options=options(threads=0)
+    )
 
 
 BAD_BLOCKS: dict[str, tuple[str, Change]] = {
@@ -138,7 +140,8 @@ def test_record_that_raises_puts_nothing(comm: MPI.Intracomm, mpi_tmp_path: Path
             with pytest.raises(ms.SchemaError, match="'n'") as caught, w.record(0) as rec:
                 rec.put("u", blocks["u"])
             assert caught.value.kind == "missing"
-            for name, block in (("u", blocks["u"][:, :-1]), ("n", blocks["u"]), ("v", blocks["u"]), ("topo", 1.0)):
+            bad: Blocks = {"u": blocks["u"][:, :-1], "n": blocks["u"], "v": blocks["u"], "topo": 1.0}
+            for name, block in bad.items():
                 with pytest.raises(ms.SchemaError, match=repr(name)), w.record(0) as rec:
                     rec.put(name, block)
                 with pytest.raises(ms.SchemaError), w.record(0) as rec:

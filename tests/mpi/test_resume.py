@@ -1,4 +1,4 @@
-"""A store is resumed by any number of ranks at any record: what is kept is untouched, what is dropped leaves no trace."""
+"""Any number of ranks resumes at any record: what is kept is untouched, what is dropped leaves no trace."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_any_number_of_ranks_goes_on_after_any_other(
 def test_resume_at_a_record_drops_what_follows(
     comm: MPI.Intracomm, mpi_tmp_path: Path, row: int, inner: int, n_kept: int
 ) -> None:
-    """t > at is dropped, at itself is kept, times go on without a double (P-10), and ``resumed`` tells what was done."""
+    """t > at is dropped, at itself is kept, times go on without a double (P-10), and ``resumed`` tells of it."""
     url = mpi_tmp_path / "s"
     _create(comm, url, 9, row, inner)
     at = time_of(n_kept - 1) if n_kept else -7.0

@@ -148,8 +148,10 @@ def test_ranks_without_a_part_of_the_grid_may_pass_nothing(
 
 
 def test_ranks_that_do_not_write_a_variable_may_leave_it_out(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    """Of a variable that lacks partitioned dims, the lowest rank that holds a shard whole writes it, others need not."""
-    scene = Scene(sizes={"y": 4, "x": 7}, variables={"u": ("y x", "float32"), "zonal": ("y", "float32"), "n": ("", "i4")})
+    """A variable that lacks partitioned dims is written by the lowest rank that holds a shard whole."""
+    scene = Scene(
+        sizes={"y": 4, "x": 7}, variables={"u": ("y x", "float32"), "zonal": ("y", "float32"), "n": ("", "i4")}
+    )
     region = {"x": (comm.rank, comm.rank + 1 if comm.rank < comm.size - 1 else 7)}
     schema = scene.schema(shard_shape={"y": 2, "x": 1})
     with ms.write_open(mpi_tmp_path / "s", schema, comm=comm, region=region, options=OPTIONS) as w:

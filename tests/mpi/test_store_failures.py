@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,7 +178,7 @@ def test_rollback_that_can_not_read_is_an_error_on_every_rank(comm: MPI.Intracom
 
 
 def test_resume_that_can_not_read_is_an_error_on_every_rank(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    """A rank that can't read its part of a row at resume: every rank raises within seconds, and can try again (P-18)."""
+    """A rank that can't read its part of a row: every rank raises within seconds, and can try again (P-18)."""
     root, bad = mpi_tmp_path / "s", comm.size - 1
     store = FaultyStore(root)
     _opened(comm, store).close()
@@ -198,7 +199,7 @@ def test_resume_that_can_not_read_is_an_error_on_every_rank(comm: MPI.Intracomm,
 
 @pytest.mark.parametrize("what", ["time chunk", "manifest"])
 def test_owner_that_can_not_stage_commits_nothing(comm: MPI.Intracomm, mpi_tmp_path: Path, what: str) -> None:
-    """When the time chunk can't be placed or the manifest can't be staged, nothing is committed, and it can be again."""
+    """A time chunk that can't be placed, a manifest that can't be staged: nothing is committed, and later it can be."""
     root = mpi_tmp_path / "s"
     store = FaultyStore(root)
     w = _opened(comm, store)
@@ -234,7 +235,7 @@ def test_manifest_whose_fate_is_not_known_ends_the_writer(
     assert "write_resume" in str(error)
     store.heal()
     with at_most(5):
-        calls = [w.commit, w.rollback, w.flush, lambda: PLANE.write(w, 4), w.close]
+        calls: list[Callable[[], object]] = [w.commit, w.rollback, w.flush, lambda: PLANE.write(w, 4), w.close]
         assert [error_on_all(comm, c).kind for c in calls] == ["outcome_unknown"] * 5
         w.close()
 

@@ -69,7 +69,7 @@ def subcomm(comm: MPI.Intracomm, size: int) -> MPI.Intracomm | None:
     from mpi4py import MPI
 
     sub = comm.Split(0 if comm.rank < size else MPI.UNDEFINED, comm.rank)
-    return None if sub == MPI.COMM_NULL else sub
+    return sub if isinstance(sub, MPI.Intracomm) and sub != MPI.COMM_NULL else None
 
 
 @contextlib.contextmanager

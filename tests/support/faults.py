@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpistream.errors import StoreError
-from mpistream.store import LocalStore
+from mpistream.local_store import LocalStore
 
 __all__ = ["FaultyStore"]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import mpistream as ms
 
-__all__ = ["FULL", "PLANE", "Scene", "assert_holds", "time_of"]
+__all__ = ["FULL", "PLANE", "Scene", "assert_holds", "plain", "time_of"]
 
 Array = NDArray[Any]
 Kinds = Mapping[str, tuple[str, str]]
@@ -138,8 +138,8 @@ class Scene:
             row = (-(-n_records // shard["time"]),) if dims else (-(-n_records // 1024),)
             grids[name] = (*row, *(-(-self.sizes[d] // shard[d]) for d in dims.split()))
         for name in self.region_statics:
-            dims, _ = self._kind(name)
-            grids[name] = tuple(-(-self.sizes[d] // shard[d]) for d in dims) if name in written else (0,)
+            grid = tuple(-(-self.sizes[d] // shard[d]) for d in self._kind(name)[0])
+            grids[name] = grid if name in written else (0,)
         return {
             "zarr.json",
             *(f"{name}/zarr.json" for name in grids),
@@ -178,6 +178,13 @@ FULL = Scene(
 PLANE = Scene(sizes={"y": 8, "x": 6}, variables={"u": ("y x", "float32")}, statics={"topo": ("y x", "float32")})
 
 
+def plain(url: str | os.PathLike[str]) -> Any:
+    """Return the group as zarr-python finds it, through the consolidated metadata."""
+    import zarr
+
+    return zarr.open_group(Path(url), mode="r")
+
+
 def assert_holds(
     url: str | os.PathLike[str],
     scene: Scene,
@@ -201,9 +208,7 @@ def assert_holds(
     times
         Of the records; those of `time_of` by default.
     """
-    import zarr
-
-    group = zarr.open_group(Path(url), mode="r")
+    group = plain(url)
     reader = ms.open_reader(url)
     expected_times = np.array([time_of(i) for i in range(len(runs))] if times is None else times, np.float64)
     np.testing.assert_array_equal(group["time"][...], expected_times, strict=True)

@@ -160,6 +160,7 @@ def test_describe_passes_over_what_vanishes(store: Path, monkeypatch: pytest.Mon
         (0.0, "seconds since 2000-01-01", "proleptic_gregorian", "2000-01-01T00:00:00"),
         (90.5, "seconds since 2000-01-01T00:00:00Z", "standard", "2000-01-01T00:01:30.5"),
         (0.1, "days since 1970-1-1 6:30 UTC", "gregorian", "1970-01-01T08:54:00"),
+        (0.29, "hours since 2000-01-01", "standard", "2000-01-01T00:17:24"),  # 0.29 * 3.6e9 is 1043999999.9999999
         (-36.0, "hours since 2000-03-01 00:00:00 +00:00", "STANDARD", "2000-02-28T12:00:00"),
         (1.0, "milliseconds since 0001-01-01", "proleptic_gregorian", "0001-01-01T00:00:00.001"),
         (250.0, "microseconds since 2000-01-01 23:59:59.5", "standard", "2000-01-01T23:59:59.50025"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import math
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 import mpistream as ms
 from mpistream.errors import FormatError
 from mpistream.schema import StreamSchema
+from tests.support.json_damage import paths, replaced, values
 from tests.support.streams import make_schema, resolved
 
 # ---- fingerprint -------------------------------------------------------------------------------------
@@ -162,40 +162,11 @@ def test_a_schema_survives_json(schema) -> None:
         assert again.arrays[name].fill.tobytes() == array.fill.tobytes()
 
 
-def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """All places in a document."""
-    below: list[tuple[Any, ...]] = []
-    if isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, inner in items:
-            below += [(*at, key), *paths(inner, (*at, key))]
-    return below
-
-
 DOCUMENT = json.loads(json.dumps(resolved().to_json()))
 PATHS = paths(DOCUMENT)
-numbers = st.integers(-2, 3) | st.sampled_from([2**31, 2**63, 10**30, 10**400, 0.5, math.inf, math.nan, 1e300])
-scalars = (
-    st.none() | st.booleans() | numbers | st.sampled_from(["", "time", "y", "/", "fast", "NaN", "\ud800", "bytes"])
-)
-values = st.recursive(
-    scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.sampled_from("ya"), v, max_size=2)
-)
 
 
-def replaced(document: Any, path: tuple[Any, ...], value: Any) -> Any:
-    found = copy.deepcopy(document)
-    place = found
-    for key in path[:-1]:
-        place = place[key]
-    if value is ...:
-        del place[path[-1]]
-    else:
-        place[path[-1]] = value
-    return found
-
-
-@given(st.sampled_from(PATHS), values | st.just(...))
+@given(st.sampled_from(PATHS), values | st.floats() | st.just(...))
 def test_a_damaged_document_is_a_format_error(path, value) -> None:
     """One value replaced or left out: a schema that can be used, or FormatError, never another exception."""
     try:

@@ -1,0 +1,394 @@
+"""Agreements between ranks as threads: one outcome on every rank, whoever fails, differs or does not come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mpistream.agreement import Channel
+from mpistream.comm import SerialTransport
+from mpistream.errors import CommitError, FormatError, MPIStreamError, ProtocolError, SchemaError, StoreError
+from tests.support.ranks import MemoryTransport, run_ranks
+
+SIZES = [1, 2, 3, 8]
+
+
+def _channels(n: int, fn: Callable[[Channel], Any], timeout: float = 10) -> list[Any]:
+    """Run ``fn`` on a channel per rank; return values, and MPIStreamErrors as what they say."""
+
+    def run(transport: MemoryTransport) -> Any:
+        channel = Channel(transport, timeout)
+        try:
+            return fn(channel)
+        except MPIStreamError as error:
+            return _facts(error)
+
+    return run_ranks(n, run, timeout=30)
+
+
+def _facts(error: MPIStreamError) -> tuple[Any, ...]:
+    return type(error), error.kind, error.rank, error.errno, str(error)
+
+
+def _error(call: Callable[[], object]) -> MPIStreamError:
+    with pytest.raises(MPIStreamError) as caught:
+        call()
+    return caught.value
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_answer_gets_all_payloads_and_gives_each_rank_its_own_value(n: int) -> None:
+    """Rank 0 sees the payloads in the order of ranks, and each rank gets the value made for it."""
+
+    def rank(channel: Channel) -> Any:
+        def answer(payloads: list[Any]) -> list[Any]:
+            return [[r, payloads] for r in range(len(payloads))]
+
+        return channel.exchange("x", payload={"r": channel.rank}, answer=answer if channel.rank == 0 else None)
+
+    assert _channels(n, rank) == [[r, [{"r": i} for i in range(n)]] for r in range(n)]
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_many_agreements_in_a_row_keep_apart(n: int) -> None:
+    """A hundred agreements, also after failed ones, give each rank its values in order."""
+
+    def rank(channel: Channel) -> list[Any]:
+        found = []
+        for i in range(100):
+            failure = SchemaError(f"no {i}") if i % 7 == 3 and channel.rank == i % n else None
+            try:
+                found.append(
+                    channel.exchange(f"op {i}", failure=failure, payload=i, answer=lambda p: [sum(p) for _ in p])
+                )
+            except SchemaError as error:
+                found.append(str(error))
+        return found
+
+    assert _channels(n, rank) == [[f"no {i}" if i % 7 == 3 else n * i for i in range(100)]] * n
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("who", ["first", "last"])
+def test_failure_of_one_rank_is_the_same_error_on_every_rank(n: int, who: str) -> None:
+    """Class, kind, rank, errno and text of what is wrong on one rank; a rank that the error names itself is kept."""
+    bad = 0 if who == "first" else n - 1
+    for named in (None, 5):
+
+        def rank(channel: Channel, named: int | None = named) -> None:
+            failure = StoreError("disk full", kind="io", errno=28, rank=named) if channel.rank == bad else None
+            channel.exchange("commit", failure=failure)
+
+        assert _channels(n, rank) == [(StoreError, "io", bad if named is None else named, 28, "disk full")] * n
+
+
+def test_failure_is_told_without_waiting_for_the_others() -> None:
+    """Who has come learns of a failure at once, though another rank has not come; and that one, when it comes."""
+    late = threading.Event()
+
+    def rank(channel: Channel) -> tuple[Any, ...]:
+        if channel.rank == 3:
+            assert late.wait(10)
+        found = _facts(_error(lambda: channel.exchange("x", failure=SchemaError("no") if channel.rank == 1 else None)))
+        if channel.rank == 0:
+            late.set()
+        return found
+
+    assert _channels(4, rank) == [(SchemaError, "schema", 1, None, "no")] * 4
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_what_the_answer_raises_every_rank_raises(n: int) -> None:
+    """An error of ours travels as it is, without a rank that it does not name."""
+
+    def rank(channel: Channel) -> None:
+        def answer(payloads: list[Any]) -> list[Any]:
+            raise FormatError("bad manifest", kind="checksum")
+
+        channel.exchange("x", answer=answer)
+
+    assert _channels(n, rank) == [(FormatError, "checksum", None, None, "bad manifest")] * n
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_foreign_exception_of_the_answer_is_named_on_every_rank(n: int) -> None:
+    """Any other exception on rank 0 becomes an error of ours with its class in it."""
+
+    def rank(channel: Channel) -> None:
+        def answer(payloads: list[Any]) -> list[Any]:
+            raise MemoryError("none left")
+
+        channel.exchange("x", answer=answer)
+
+    assert _channels(n, rank) == [(MPIStreamError, "exception", 0, None, "MemoryError: none left")] * n
+
+
+def test_interrupt_of_the_answer_goes_on_and_is_told() -> None:
+    """KeyboardInterrupt on rank 0 leaves rank 0 as it is, and the others hear of it."""
+
+    def run(transport: MemoryTransport) -> Any:
+        def answer(payloads: list[Any]) -> list[Any]:
+            raise KeyboardInterrupt
+
+        with pytest.raises((KeyboardInterrupt, MPIStreamError)) as caught:
+            Channel(transport, 10).exchange("x", answer=answer)
+        return type(caught.value), "KeyboardInterrupt" in repr(caught.value)
+
+    assert run_ranks(3, run) == [(KeyboardInterrupt, True), (MPIStreamError, True), (MPIStreamError, True)]
+
+
+@pytest.mark.parametrize("odd", [0, 1, 3])
+@pytest.mark.parametrize("what", ["operation", "digest"])
+def test_calls_that_differ_are_a_protocol_error_on_every_rank(odd: int, what: str) -> None:
+    """Another operation or other arguments on one rank name a rank that differs from rank 0, and both calls."""
+
+    def rank(channel: Channel) -> None:
+        is_odd = channel.rank == odd
+        channel.exchange(
+            "rollback" if is_odd and what == "operation" else "commit",
+            digest="b" if is_odd and what == "digest" else "a",
+        )
+
+    found = _channels(4, rank)
+    assert found == [found[0]] * 4
+    cls, kind, named, _, text = found[0]
+    assert (cls, kind) == (ProtocolError, "mismatch")
+    assert named in ([1, 2, 3] if odd == 0 else [odd])
+    assert all(part in text for part in (f"rank {named}", "rank 0", "commit"))
+    assert ("rollback" if what == "operation" else "arguments") in text
+
+
+def test_channel_goes_on_after_a_mismatch() -> None:
+    """After calls that did not match, or a failure, the next agreement is as good as any."""
+
+    def rank(channel: Channel) -> Any:
+        _error(lambda: channel.exchange("a" if channel.rank else "b"))
+        return channel.exchange("c", payload=channel.rank, answer=lambda p: [p] * len(p))
+
+    assert _channels(3, rank) == [[0, 1, 2]] * 3
+
+
+@pytest.mark.parametrize(("n", "absent", "names"), [(3, [2], "rank 2"), (5, [1, 3], "rank 1, 3")])
+def test_ranks_that_do_not_come_are_named_on_all_that_did(n: int, absent: list[int], names: str) -> None:
+    """After the timeout every rank that came says who did not, and its channel is dead from then on."""
+
+    def rank(channel: Channel) -> Any:
+        if channel.rank in absent:
+            return None
+        error = _error(lambda: channel.exchange("commit"))
+        assert channel.is_usable() is False
+        assert _error(lambda: channel.exchange("commit")) is error
+        return _facts(error)
+
+    found = _channels(n, rank, timeout=1)
+    came = [f for r, f in enumerate(found) if r not in absent]
+    assert came == [came[0]] * len(came)
+    assert came[0][:3] == (CommitError, "timeout", absent[0])
+    assert f"{names} did not come within 1 s" in came[0][4]
+
+
+def test_of_many_ranks_that_do_not_come_eight_are_named() -> None:
+    """The message stays short on a large machine."""
+
+    def rank(channel: Channel) -> Any:
+        return str(_error(lambda: channel.exchange("commit"))) if channel.rank < 2 else None
+
+    text = _channels(20, rank, timeout=0.3)[0]
+    assert "rank 2, 3, 4, 5, 6, 7, 8, 9 and 10 more did not come" in text
+
+
+def test_rank_that_comes_late_finds_the_error_at_once() -> None:
+    """A rank that comes after the timeout does not wait for one of its own."""
+    given_up = threading.Event()
+
+    def rank(channel: Channel) -> Any:
+        if channel.rank == 1:
+            assert given_up.wait(20)
+            began = time.monotonic()
+            error = _error(lambda: channel.exchange("commit"))
+            assert time.monotonic() - began < 0.2
+            return _facts(error)[:3]
+        error = _error(lambda: channel.exchange("commit"))
+        if channel.rank == 0:
+            given_up.set()
+        return _facts(error)[:3]
+
+    assert _channels(3, rank, timeout=0.5) == [(CommitError, "timeout", 1)] * 3
+
+
+def test_rank_0_that_does_not_come_is_blamed_and_hears_of_it() -> None:
+    """The others give up on rank 0; should it come later, it fails at once and does not go on without them."""
+    others_gave_up = threading.Barrier(3)
+
+    def rank(channel: Channel) -> Any:
+        if channel.rank == 0:
+            others_gave_up.wait(20)
+            error = _error(lambda: channel.exchange("commit", answer=lambda payloads: payloads))
+        else:
+            error = _error(lambda: channel.exchange("commit"))
+            others_gave_up.wait(20)
+        return _facts(error)[:3]
+
+    found = _channels(3, rank, timeout=0.3)
+    assert found[1:] == [(CommitError, "timeout", 0)] * 2
+    assert found[0][:2] == (CommitError, "timeout")
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_gather_brings_all_bytes_to_rank_0(n: int) -> None:
+    """Rank 0 gets every rank's bytes in the order of ranks, also none at all; the others get nothing."""
+    found = _channels(n, lambda c: c.gather(b"x" * c.rank))
+    assert found == [[b"x" * r for r in range(n)], *[None] * (n - 1)]
+
+
+def test_gather_without_one_rank_ends_the_channel_of_rank_0() -> None:
+    """A token that does not come is a timeout: the channel is dead."""
+
+    def rank(channel: Channel) -> Any:
+        if channel.rank == 1:
+            return None
+        if channel.rank == 2:
+            return channel.gather(b"")
+        error = _error(lambda: channel.gather(b""))
+        assert channel.failure is error
+        return _facts(error)[:2]
+
+    assert _channels(3, rank, timeout=0.3) == [(CommitError, "timeout"), None, None]
+
+
+@pytest.mark.parametrize("error", [None, CommitError("no", kind="io", rank=0, errno=5), FormatError("bad")])
+def test_announcement_is_what_every_rank_believes(error: MPIStreamError | None) -> None:
+    """What rank 0 announces, a value or an error, is the outcome everywhere, and the channel goes on."""
+
+    def rank(channel: Channel) -> Any:
+        if channel.rank == 0:
+            channel.announce({"seq": 3}, error)
+            outcome: Any = {"seq": 3} if error is None else _facts(error)
+        else:
+            try:
+                outcome = channel.await_announcement()
+            except MPIStreamError as found:
+                outcome = _facts(found)
+        assert channel.exchange("next", answer=lambda p: [1] * len(p)) == 1
+        return outcome
+
+    assert _channels(3, rank) == [{"seq": 3} if error is None else _facts(error)] * 3
+
+
+def test_announced_unknown_outcome_is_raised_as_it_is_and_ends_the_channel() -> None:
+    """Its text and errno are rank 0's, and no rank uses the channel again."""
+    error = CommitError("rename failed", kind="outcome_unknown", rank=0, errno=5)
+
+    def rank(channel: Channel) -> Any:
+        found: MPIStreamError = error
+        if channel.rank == 0:
+            channel.announce(error=error)
+        else:
+            found = _error(channel.await_announcement)
+        assert _facts(_error(lambda: channel.exchange("next"))) == _facts(error)
+        assert channel.is_usable() is False
+        return _facts(found)
+
+    assert _channels(3, rank) == [_facts(error)] * 3
+
+
+def test_silence_of_rank_0_is_an_unknown_outcome() -> None:
+    """A rank that is not told within the timeout does not know, says so, and its channel is dead."""
+
+    def rank(channel: Channel) -> Any:
+        if channel.rank == 0:
+            return None
+        error = _error(channel.await_announcement)
+        assert channel.failure is error
+        return _facts(error)[:3]
+
+    assert _channels(2, rank, timeout=0.3) == [None, (CommitError, "outcome_unknown", 0)]
+
+
+@pytest.mark.parametrize("bad", [0, 1, 3])
+def test_rank_that_leaves_ends_the_agreement_of_the_others(bad: int) -> None:
+    """Those who wait, and those who come later, get an error at once that names the rank and its exception."""
+    left = threading.Event()
+
+    def rank(channel: Channel) -> Any:
+        if channel.rank == bad:
+            channel.post_leave(ValueError("negative density"))
+            channel.wait_left(5)
+            left.set()
+            return _facts(_error(lambda: channel.exchange("commit")))
+        if channel.rank == 2:
+            assert left.wait(10)
+        began = time.monotonic()
+        found = _facts(_error(lambda: channel.exchange("commit")))
+        assert time.monotonic() - began < 5
+        assert channel.is_usable() is False
+        return found
+
+    text = f"rank {bad} left with ValueError: negative density; nothing more is committed by this writer"
+    assert _channels(4, rank, timeout=20) == [(CommitError, "left", bad, None, text)] * 4
+
+
+def test_leaving_waits_no_longer_than_it_is_told() -> None:
+    """A rank that leaves while rank 0 never comes is kept for the exit timeout only."""
+
+    def rank(channel: Channel) -> float:
+        if channel.rank == 0:
+            return 0.3
+        began = time.monotonic()
+        channel.post_leave(ValueError("x"))
+        channel.wait_left(0.3)
+        return time.monotonic() - began
+
+    _, waited = _channels(2, rank, timeout=20)
+    assert 0.3 <= waited < 5
+
+
+def test_ranks_that_all_leave_do_not_wait_for_each_other() -> None:
+    """When every rank leaves by an exception of its own, each hears of rank 0's and goes."""
+
+    def rank(channel: Channel) -> Any:
+        channel.post_leave(ValueError(f"of {channel.rank}"))
+        channel.wait_left(5)
+        return str(channel.failure).split(";")[0]
+
+    began = time.monotonic()
+    assert _channels(4, rank) == [f"rank {r} left with ValueError: of {r}" for r in range(4)]
+    assert time.monotonic() - began < 5
+
+
+def test_channel_of_one_rank_needs_nobody() -> None:
+    """Alone, agreements are function calls, leaving is nothing, and nothing is sent."""
+    channel = Channel(SerialTransport(), 1)
+    assert channel.exchange("x", payload=2, answer=lambda p: [p[0] + 1]) == 3
+    assert channel.exchange("x") is None
+    assert channel.gather(b"t") == [b"t"]
+    channel.announce(1)
+    channel.post_leave(ValueError("x"))
+    channel.wait_left(1)
+    assert channel.is_usable() is True
+    channel.close()
+
+
+def test_close_gives_the_communicator_back_once_all_have_agreed() -> None:
+    """A channel frees its communicator, but not one on which a rank may still be inside a call."""
+
+    def run(transport: MemoryTransport) -> list[bool]:
+        channel = Channel(transport, 0.3)
+        channel.exchange("close")
+        channel.close()
+        return [transport.is_free]
+
+    assert run_ranks(3, run) == [[True]] * 3
+
+    def dead(transport: MemoryTransport) -> list[bool]:
+        channel = Channel(transport, 0.3)
+        if transport.rank != 1:
+            _error(lambda: channel.exchange("x"))
+            channel.close()
+        return [transport.is_free]
+
+    assert run_ranks(3, dead) == [[False]] * 3

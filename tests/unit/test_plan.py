@@ -1,0 +1,188 @@
+"""The plan of a run: its numbers by hand, its line, its warnings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mpistream as ms
+from mpistream.errors import TilingError
+from mpistream.layout import decompose
+from mpistream.plan import Plan, plan
+from mpistream.region import Region
+
+
+def stream(sizes: dict[str, int], variables: dict[str, ms.Variable], **more: Any) -> ms.StreamSchema:
+    return ms.StreamSchema(dims={"time": None, **sizes}, time=ms.AppendTime(units="s"), variables=variables, **more)
+
+
+# ---- by hand -----------------------------------------------------------------------------------------
+
+
+def test_a_plane_over_four_ranks() -> None:
+    """512 x 512 float32 in 2 x 2 boxes: 4 objects of 256 KiB under c/<t>, c/<t>/0 and c/<t>/1."""
+    schema = stream({"y": 512, "x": 512}, {"t": ms.Variable(("time", "y", "x"), "f4")})
+    found = plan(schema, decompose(schema, 4))
+    assert found == Plan(
+        n_writers=4,
+        n_active_writers=4,
+        n_objects_per_record=4,
+        n_folders_per_record=3,
+        nbytes_per_record=2**20,
+        max_writer_nbytes_per_record=2**18,
+        max_object_nbytes=2**18,
+        writer_memory_nbytes=2**18,
+        warnings=(
+            (
+                "objects of variable 't' have 256 KiB before compression, under 4 MiB: raise shard_shape, "
+                "for example its 'time' from 1 to 16"
+            ),
+        ),
+    )
+    assert str(found) == (
+        "4 of 4 ranks write 1 MiB a record in 4 objects of at most 256 KiB, 3 folders; "
+        "at most 256 KiB a rank and record, 256 KiB in memory"
+    )
+
+
+def test_rows_of_several_records_and_a_variable_of_fewer_dims() -> None:
+    """Rows count a fraction, memory holds a row and a slab, statics and series don't count."""
+    schema = stream(
+        {"y": 100, "x": 64},
+        {
+            # 3 x 2 shards a row of 8 records, inner chunks of 2 records: 1 row and 1 slab in memory
+            "t": ms.Variable(("time", "y", "x"), "f8", shard_shape=(8, 40, 32), chunk_shape=(2, 20, 32)),
+            # 3 shards a record, written by the ranks of the first column
+            "rows": ms.Variable(("time", "y"), "f4", shard_shape=(1, 40), chunk_shape=(1, 40)),
+            "energy": ms.Variable(("time",), "f4"),
+        },
+        statics={"depth": ms.Variable(("y", "x"), "f8", shard_shape=(40, 32), chunk_shape=(40, 32))},
+    )
+    dims = ("y", "x")
+    regions = [
+        Region.of_box(dims, ((0, 80), (0, 32))),
+        Region.of_box(dims, ((0, 80), (32, 64))),
+        Region.of_box(dims, ((80, 100), (0, 64))),
+        Region.empty(dims),
+    ]
+    found = plan(schema, iter(regions))
+    largest = 80 * 32 * 8  # of t on ranks 0 and 1; on rank 0 also 80 rows
+    assert (found.n_writers, found.n_active_writers) == (4, 3)
+    assert found.n_objects_per_record == 6 / 8 + 3
+    # c/<t> and c/<t>/0..2 of t an eighth each, c/<t> of rows
+    assert found.n_folders_per_record == 4 / 8 + 1
+    assert found.nbytes_per_record == 100 * 64 * 8 + 100 * 4
+    assert found.max_writer_nbytes_per_record == largest + 80 * 4
+    assert found.max_object_nbytes == 8 * 40 * 32 * 8
+    assert found.writer_memory_nbytes == largest * (8 + 2) + 80 * 4
+    assert found.warnings == (
+        (
+            "objects of variable 'rows' have 160 B before compression, under 4 MiB: raise shard_shape, "
+            f"for example its 'time' from 1 to {math.ceil(4 * 2**20 / 160)}"
+        ),
+    )
+
+
+def test_keys_with_dots_need_no_folders() -> None:
+    """All objects of an array lie in its own folder."""
+    schema = stream({"y": 8, "x": 8}, {"t": ms.Variable(("time", "y", "x"), "f4")}, key_separator=".")
+    assert plan(schema, decompose(schema, 4)).n_folders_per_record == 0
+
+
+def test_a_stream_of_series_writes_no_objects_a_record() -> None:
+    """They are in the owner's chunks of 1,024 records."""
+    schema = stream({}, {"energy": ms.Variable(("time",), "f4")})
+    found = plan(schema, decompose(schema, 2))
+    assert (found.n_objects_per_record, found.nbytes_per_record, found.max_object_nbytes) == (0, 0, 0)
+    assert found.warnings == ()
+
+
+def test_the_plan_proves_the_tiling() -> None:
+    """Wrong regions fail here as they would at the opening."""
+    schema = stream({"x": 24}, {"t": ms.Variable(("time", "x"), "f4")})
+    with pytest.raises(TilingError, match=r"none of the 1 ranks owns x\[8:24\]"):
+        plan(schema, [Region.of_box(("x",), ((0, 8),))])
+
+
+# ---- warnings ----------------------------------------------------------------------------------------
+
+
+def test_objects_of_4_mib_need_no_warning() -> None:
+    """The limit is exclusive, a row counts whole, and the smallest variable is named."""
+    shapes = {"shard_shape": {"y": 1024, "x": 1024}}
+    schema = stream({"y": 1024, "x": 1024}, {"t": ms.Variable(("time", "y", "x"), "f4", **shapes)})
+    assert plan(schema, decompose(schema, 1)).warnings == ()
+    schema = stream(
+        {"y": 1024, "x": 1023},
+        {
+            "t": ms.Variable(("time", "y", "x"), "f4"),
+            "u": ms.Variable(("time", "y", "x"), "i1", shard_shape={"time": 4}),
+            "v": ms.Variable(("time", "y", "x"), "i1", shard_shape={"time": 3}),
+        },
+    )
+    assert plan(schema, decompose(schema, 1)).warnings == (
+        (
+            "objects of variable 'v' have 2.997 MiB before compression, under 4 MiB: raise shard_shape, "
+            "for example its 'time' from 3 to 6"
+        ),
+    )
+
+
+@pytest.mark.parametrize(("n_objects", "is_warned"), [(10_000, False), (10_001, True)])
+def test_many_objects_are_warned_of(n_objects, is_warned) -> None:
+    """More than 10,000 a record."""
+    schema = stream({"x": n_objects}, {"t": ms.Variable(("time", "x"), "i1", shard_shape={"x": 1})})
+    warnings = plan(schema, decompose(schema, 1)).warnings
+    assert warnings[0].startswith("objects of variable 't' have 1 B before compression, under 4 MiB")
+    assert warnings[1:] == (
+        (f"{n_objects:g} objects a record, over 10,000: raise shard_shape, or its 'time' length",) if is_warned else ()
+    )
+
+
+# ---- sizes in words ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "words"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (1000 * 2**10, "1000 KiB"),
+        (64 * 2**20, "64 MiB"),
+        (2**31, "2 GiB"),
+        (2**43, "8 TiB"),
+    ],
+)
+def test_sizes_are_shown_in_binary_units(nbytes, words) -> None:
+    """The largest unit that fits, and no exponent."""
+    shown = Plan(
+        n_writers=1,
+        n_active_writers=1,
+        n_objects_per_record=0.5,
+        n_folders_per_record=0,
+        nbytes_per_record=nbytes,
+        max_writer_nbytes_per_record=0,
+        max_object_nbytes=0,
+        writer_memory_nbytes=0,
+        warnings=(),
+    )
+    assert str(shown).startswith(f"1 of 1 ranks write {words} a record in 0.5 objects")
+
+
+@given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 9), st.sampled_from(["i1", "f4", "c16"]))
+def test_numbers_are_those_of_the_regions(ny, nx, n_writers, dtype) -> None:
+    """Bytes are cells times the size of an item; objects are those of the shard grid."""
+    schema = stream({"y": ny, "x": nx}, {"t": ms.Variable(("time", "y", "x"), dtype)})
+    regions = decompose(schema, n_writers)
+    found = plan(schema, regions)
+    itemsize = np.dtype(dtype).itemsize
+    assert found.nbytes_per_record == ny * nx * itemsize
+    assert found.max_writer_nbytes_per_record == itemsize * max(r.n_cells for r in regions)
+    assert found.n_active_writers == sum(r.n_cells > 0 for r in regions) <= found.n_objects_per_record
+    assert found.max_object_nbytes <= found.max_writer_nbytes_per_record

@@ -1,0 +1,70 @@
+"""The first manifest of a new epoch: what a resume keeps, and what it notes of the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mpistream.commit import next_manifest, recover
+from mpistream.manifest import Dropped, Manifest, add_times
+from tests.support.tokens import BASE, TIMES, ZEROS
+
+
+def recovered(manifest: Manifest, n_keep: int, times: list[float], epoch: int = 5) -> Manifest:
+    return recover(
+        manifest,
+        epoch=epoch,
+        run_id=f"run {epoch}",
+        n_keep=n_keep,
+        last_t=times[n_keep - 1] if n_keep else None,
+        dropped_times=times[n_keep:],
+        layout_digest=f"layout {epoch}",
+    )
+
+
+ALL_TIMES = [0.5, 1.5, *TIMES]
+COMMITTED = next_manifest(BASE, TIMES, ["lat"])
+
+
+@pytest.mark.parametrize("n_keep", range(6))
+def test_a_resume_keeps_the_first_records(n_keep) -> None:
+    """The new epoch's first manifest: what is dropped is noted, kept aside, and a floor for readers."""
+    found = recovered(COMMITTED, n_keep, ALL_TIMES)
+    assert (found.epoch, found.run_id, found.layout_digest, found.commit_seq) == (5, "run 5", "layout 5", 11)
+    assert (found.n_records, found.committed) == (n_keep, ((0, n_keep),) if n_keep else ())
+    assert found.last_t == (ALL_TIMES[n_keep - 1] if n_keep else None)
+    assert found.times_digest == add_times(ZEROS, 0, ALL_TIMES[:n_keep])
+    assert found.statics == ("lat",)
+    if n_keep == 5:
+        assert (found.dropped, found.floors) == ((), ())
+    else:
+        assert found.dropped == (Dropped(epoch=5, start=n_keep, stop=5),)
+        assert found.floors == ((n_keep, 11),)
+    assert Manifest.from_bytes(found.to_bytes()).to_bytes() == found.to_bytes()
+
+
+def test_recovery_twice_is_recovery_once() -> None:
+    """I6: but for epoch, run, layout and commit_seq the second is as the first."""
+    once = recovered(COMMITTED, 3, ALL_TIMES)
+    twice = recovered(once, 3, ALL_TIMES[:3], epoch=6)
+    assert (twice.epoch, twice.commit_seq) == (6, 12)
+    assert replace(twice, epoch=5, run_id="run 5", layout_digest="layout 5", commit_seq=11) == once
+
+
+def test_what_several_resumes_dropped_is_kept_until_a_commit() -> None:
+    """A restart that fails at once has destroyed nothing; floors that a lower one covers are forgotten."""
+    first = recovered(COMMITTED, 4, ALL_TIMES)
+    second = recovered(first, 1, ALL_TIMES[:4], epoch=6)
+    assert second.dropped == (Dropped(epoch=5, start=4, stop=5), Dropped(epoch=6, start=1, stop=4))
+    assert second.floors == ((1, 12),)
+    after = next_manifest(second, [7.5, 8.5], [])
+    assert after.dropped == ()
+    third = recovered(after, 2, [0.5, 7.5, 8.5], epoch=7)
+    assert third.floors == ((1, 12), (2, 14))
+
+
+def test_times_that_are_not_the_dropped_ones_are_a_mistake_of_ours() -> None:
+    """Kept and dropped records are all records."""
+    with pytest.raises(AssertionError):
+        recovered(COMMITTED, 3, ALL_TIMES[:4])
