@@ -85,6 +85,13 @@ class RankWriter:
                 self._shapes[array.name] = tuple(b - a for a, b in box)
                 if array.role is Role.VARIABLE:
                     self._rows[array.name] = self._shard_rows(array)
+        # Invariant: at most one object a key. A row that has grown replaces the object it was before.
+        self._objects: dict[str, StagedObject] = {}
+        self._broken: BaseException | None = None
+        self._set_base(manifest)
+        if manifest.n_records:
+            self._reset_rows()
+        # Last: its thread must not outlive a row that can't be read back.
         self._stager = Stager(
             store,
             stage_folder(manifest.epoch, self.writer),
@@ -92,12 +99,6 @@ class RankWriter:
             threads=options.writer_threads,
             max_pending_nbytes=options.max_pending_nbytes or 2 * self._record_nbytes(),
         )
-        # Invariant: at most one object a key. A row that has grown replaces the object it was before.
-        self._objects: dict[str, StagedObject] = {}
-        self._broken: BaseException | None = None
-        self._set_base(manifest)
-        if manifest.n_records:
-            self._reset_rows()
 
     def _set_base(self, manifest: Manifest) -> None:
         self._manifest = manifest
