@@ -94,13 +94,6 @@ class RankWriter:
                 self._shapes[array.name] = tuple(b - a for a, b in box)
                 if array.role is Role.VARIABLE:
                     self._rows[array.name] = self._shard_rows(array)
-        self._stager = Stager(
-            store,
-            stage_folder(manifest.epoch, self.writer),
-            manifest.epoch,
-            threads=options.writer_threads,
-            max_pending_nbytes=options.max_pending_nbytes or 2 * self._record_nbytes(),
-        )
         # Invariant: at most one object a key. A row that has grown replaces the object it was before.
         self._objects: dict[str, StagedObject] = {}
         self._broken: BaseException | None = None
@@ -110,6 +103,14 @@ class RankWriter:
         # Record -> time of what was written and is not committed.
         self._pending: dict[int, float] = {}
         self._reset_rows()
+        # Last: its thread must not outlive a row that can't be read back.
+        self._stager = Stager(
+            store,
+            stage_folder(manifest.epoch, self.writer),
+            manifest.epoch,
+            threads=options.writer_threads,
+            max_pending_nbytes=self._max_open_nbytes,
+        )
 
     def _shard_rows(self, array: ArraySpec) -> ShardRows:
         box = block_box(array.grid, self.schema.partitioned_dims, self.region)

@@ -22,6 +22,8 @@ from tests.support.wait import wait_until
 DEADLINE = 60.0
 N_COMMITS = 50
 NAMES = ("u", "v", "w")
+# Large enough for inner chunks to be compressed, so that one with more records in it has another size.
+NY = 96
 
 # It reads from the first moment to the writer's end. Each look appends a byte to a file, whose size says how
 # many there were; what is wrong is collected, and told at the end.
@@ -63,7 +65,7 @@ def look():
     check("lengths", lengths, dict.fromkeys(lengths, n))
     if n:
         for k, name in enumerate(("u", "v", "w")):
-            check(f"{name}[{n - 1}]", dataset[name][-1].values.tolist(), [100.0 * k + n - 1 + j for j in range(6)])
+            check(f"{name}[{n - 1}]", dataset[name][-1].values.tolist(), [100.0 * k + n - 1 + j for j in range(96)])
         seconds = (dataset["time"][-1].values - np.datetime64("2000-01-01", "ns")) / np.timedelta64(1, "s")
         check(f"time of {n - 1}", float(seconds), n - 1.0)
     return n
@@ -82,8 +84,8 @@ def look():
     first_of_row = (n - 1) // 8 * 8
     for _ in range(10):
         found = newer[first_of_row]
-        check(f"record {first_of_row}", found.tolist(), [first_of_row + j for j in range(6)])
-    check("record 0", opened[0].tolist(), [float(j) for j in range(6)])
+        check(f"record {first_of_row}", found.tolist(), [first_of_row + j for j in range(96)])
+    check("record 0", opened[0].tolist(), [float(j) for j in range(96)])
     return n
 """
 
@@ -128,7 +130,7 @@ def watched(path: Path, look: str, folder: Path) -> Iterator[Watcher]:
 
 
 def row(i: int, k: int = 0) -> NDArray[np.float32]:
-    return (np.arange(6) + 100 * k + i).astype("float32")
+    return (np.arange(NY) + 100 * k + i).astype("float32")
 
 
 @pytest.mark.parametrize(("rows", "inner_time"), [(1, 1), (8, 4)])
@@ -136,10 +138,10 @@ def test_xarray_never_sees_part_of_a_commit(tmp_path: Path, rows: int, inner_tim
     """Who opens a store while it grows finds all lengths equal and the last record whole, each time (P-09)."""
     path = tmp_path / "run.zarr"
     schema = append_schema(
-        {"y": 6},
+        {"y": NY},
         {name: ms.Variable(("time", "y"), "float32") for name in NAMES},
-        shard_shape={"time": rows, "y": 3},
-        chunk_shape={"time": inner_time, "y": 3},
+        shard_shape={"time": rows, "y": NY // 2},
+        chunk_shape={"time": inner_time, "y": NY // 2},
     )
     with ms.write_open(path, schema, options=QUICK) as writer, watched(path, LOOK_WITH_XARRAY, tmp_path) as watcher:
         for i in range(N_COMMITS):
@@ -154,10 +156,10 @@ def test_zarr_reads_a_committed_record_while_its_row_grows(tmp_path: Path, inner
     """A plain reader of a committed record never fails and never sees another value, though its object is replaced."""
     path = tmp_path / "run.zarr"
     schema = append_schema(
-        {"y": 6},
+        {"y": NY},
         {"u": ms.Variable(("time", "y"), "float32")},
-        shard_shape={"time": 8, "y": 6},
-        chunk_shape={"time": inner_time, "y": 3},
+        shard_shape={"time": 8, "y": NY},
+        chunk_shape={"time": inner_time, "y": NY // 2},
     )
     n = 40
     with ms.write_open(path, schema, options=QUICK) as writer:
@@ -194,10 +196,10 @@ def test_old_index_fits_every_later_object_of_the_row(tmp_path: Path, inner_time
 
     path = tmp_path / "run.zarr"
     schema = append_schema(
-        {"y": 6},
+        {"y": NY},
         {"u": ms.Variable(("time", "y"), "float32")},
-        shard_shape={"time": 8, "y": 6},
-        chunk_shape={"time": inner_time, "y": 3},
+        shard_shape={"time": 8, "y": NY},
+        chunk_shape={"time": inner_time, "y": NY // 2},
         codec=codec,
     )
     with ms.write_open(path, schema, options=QUICK) as writer:
@@ -215,7 +217,7 @@ def test_old_index_fits_every_later_object_of_the_row(tmp_path: Path, inner_time
             # The row has n records; the read commits the next one between the index and the inner chunks.
             assert writer.n_committed == n
             # Half of the grid: who needs every inner chunk of a shard reads the object at once.
-            assert array[0, 3:].tolist() == row(0)[3:].tolist()
+            assert array[0, NY // 2 :].tolist() == row(0)[NY // 2 :].tolist()
     grown: Any = zarr.open_array(path / "u", mode="r")
     assert grown[...].tolist() == [row(i).tolist() for i in range(8)]
 
@@ -225,10 +227,10 @@ def test_inner_chunks_of_committed_records_stay_at_their_offsets(tmp_path: Path,
     """Each inner chunk that an object's index names lies at the same place, byte for byte, in every later object."""
     path = tmp_path / "run.zarr"
     schema = append_schema(
-        {"y": 6},
+        {"y": NY},
         {"u": ms.Variable(("time", "y"), "float32")},
-        shard_shape={"time": 8, "y": 6},
-        chunk_shape={"time": inner_time, "y": 3},
+        shard_shape={"time": 8, "y": NY},
+        chunk_shape={"time": inner_time, "y": NY // 2},
     )
     index_nbytes = 16 * (8 // inner_time) * 2 + 4
     promised: dict[tuple[int, int], bytes] = {}

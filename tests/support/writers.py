@@ -1,0 +1,118 @@
+"""Writers without communication: all ranks of an epoch in one process, over one store in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mpistream as ms
+from mpistream.commit import decide
+from mpistream.epoch import EpochState, prove_epoch
+from mpistream.layout import decompose
+from mpistream.manifest import Manifest, stage_folder
+from mpistream.rank_writer import RankWriter
+from mpistream.zarr3.metadata import chunk_key
+from tests.support.scripted_store import ScriptedStore
+from tests.support.shards import read_whole
+
+__all__ = ["Crew", "read_array"]
+
+
+class Crew:
+    """All writers of an epoch, and the owner's part of a commit that a test needs.
+
+    Parameters
+    ----------
+    schema
+        A resolved schema.
+    n_writers, regions
+        How many, over the default decomposition, or their regions.
+    store, manifest
+        To go on from a committed state.
+    options
+        Of every writer.
+    """
+
+    def __init__(
+        self,
+        schema: ms.StreamSchema,
+        n_writers: int = 1,
+        *,
+        regions: Sequence[ms.Region] | None = None,
+        store: ScriptedStore | None = None,
+        manifest: Manifest | None = None,
+        **options: Any,
+    ) -> None:
+        self.schema = schema
+        self.store = store or ScriptedStore()
+        self.epoch: EpochState = prove_epoch(schema, regions or decompose(schema, n_writers))
+        self.manifest = manifest or Manifest.first(
+            store_id="store", run_id="run", epoch=1, schema=schema, layout_digest="d"
+        )
+        self.store.make_folder(".mpistream/epochs")
+        n = len(self.epoch.regions)
+        for writer in range(n):
+            self.store.make_folder(stage_folder(self.manifest.epoch, writer))
+        found = ms.Options(**{"threads": 0, **options})
+        self.writers = [RankWriter(self.store, self.manifest, self.epoch.share(w), found) for w in range(n)]
+
+    def blocks(self, writer: RankWriter, record: dict[str, Any]) -> dict[str, Any]:
+        """Cut a writer's blocks out of whole arrays."""
+        found = {}
+        for name, whole in record.items():
+            array = self.schema.arrays[name]
+            box = [writer.region.get(d, (0, n)) for d, n in zip(array.space_dims, array.shape, strict=True)]
+            found[name] = np.asarray(whole)[tuple(slice(a, b) for a, b in box)]
+        return found
+
+    def write(self, t: float, record: dict[str, Any]) -> None:
+        """Let every writer write its part of a record."""
+        for writer in self.writers:
+            writer.write_record(t, self.blocks(writer, record))
+
+    def write_static(self, name: str, whole: Any) -> None:
+        """Let every writer write its part of a static."""
+        for writer in self.writers:
+            writer.write_static(name, self.blocks(writer, {name: whole})[name])
+
+    def commit(self, *, partial_rows: bool = True) -> Manifest:
+        """Stage, place, decide; every writer goes on from the new state."""
+        stops = [w.stage(partial_rows=partial_rows) for w in self.writers]
+        for writer, stop in zip(self.writers, stops, strict=True):
+            writer.place(stop)
+        tokens = [w.token(stop) for w, stop in zip(self.writers, stops, strict=True)]
+        times = self.writers[0].times[: stops[0] - self.manifest.n_records]
+        decision = decide(self.manifest, self.epoch, tokens, times)
+        assert decision.faults == ()
+        assert decision.manifest is not None
+        self.manifest = decision.manifest
+        for writer in self.writers:
+            writer.committed(self.manifest)
+        return self.manifest
+
+    def close(self) -> None:
+        """End all threads."""
+        for writer in self.writers:
+            writer.close()
+
+
+def read_array(store: ScriptedStore, schema: ms.StreamSchema, name: str, n_records: int = 0) -> NDArray[Any]:
+    """Return a whole array from its objects in a store; every shard of a record has to be there."""
+    array = schema.arrays[name]
+    spec = array.shard_spec()
+    n = n_records if array.has_time else 1
+    out = np.empty((n, *array.shape), array.dtype)
+    rows = range(-(-n // array.row_length))
+    for row, index in itertools.product(rows, np.ndindex(*array.grid.grid_shape)):
+        key = chunk_key(name, schema.key_separator, (*((row,) if array.has_time else ()), *index))
+        data = store.read(key)
+        assert data is not None, key
+        box = array.grid.shard_box(index)
+        there = (slice(row * array.row_length, min((row + 1) * array.row_length, n)), *(slice(a, b) for a, b in box))
+        part = out[there]
+        part[...] = read_whole(spec, data)[tuple(slice(k) for k in part.shape)]
+    return out if array.has_time else out[0]
