@@ -21,6 +21,7 @@ from mpistream.errors import (
 from mpistream.layout import decompose
 from mpistream.options import Options
 from mpistream.parallel import StreamWriter
+from mpistream.parts import PartWriter, commit_tokens, write_open_part
 from mpistream.plan import Plan, plan
 from mpistream.reader import StoreReader, open_reader, read_blob, read_output_manifest, read_record, read_static
 from mpistream.region import Region
@@ -40,6 +41,7 @@ __all__ = [
     "IndexedTime",
     "MPIStreamError",
     "Options",
+    "PartWriter",
     "Plan",
     "ProtocolError",
     "Region",
@@ -52,6 +54,7 @@ __all__ = [
     "TilingError",
     "Variable",
     "__version__",
+    "commit_tokens",
     "decompose",
     "open_reader",
     "plan",
@@ -61,5 +64,6 @@ __all__ = [
     "read_static",
     "schema_fingerprint",
     "write_open",
+    "write_open_part",
     "write_resume",
 ]

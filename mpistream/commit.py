@@ -141,6 +141,7 @@ def next_manifest(manifest: Manifest, records: Ranges, times: Sequence[float], s
         statics=tuple(sorted({*manifest.statics, *statics})),
         # The first commit of an epoch makes what its resume dropped unreachable; only then is it deleted.
         dropped=(),
+        carried=None,
     )
 
 
@@ -168,6 +169,7 @@ def without_records(manifest: Manifest, records: Ranges, times: Sequence[float],
         times_digest=subtract_times(manifest.times_digest, zip(members(records), times, strict=True)),
         commit_seq=commit_seq,
         floors=raise_floors(manifest.floors, records, commit_seq),
+        carried=None,
     )
 
 
@@ -324,6 +326,7 @@ def recover(
         epoch=epoch,
         commit_seq=manifest.commit_seq + 1,
         first_seq=manifest.commit_seq + 1,
+        carried=None,
         dropped=(*manifest.dropped, *(Dropped(epoch=epoch, start=a, stop=b) for a, b in dropped)),
         floors=new.floors if dropped else manifest.floors,
         layout_digest=layout_digest,

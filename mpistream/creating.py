@@ -45,7 +45,7 @@ class CreateRequest:
     """
 
     def __init__(self, schema: StreamSchema, *, overwrite: bool) -> None:
-        self._given = schema
+        self._given = self.schema = schema
         self._overwrite = overwrite
 
     def digest_parts(self) -> list[Any]:
@@ -65,14 +65,29 @@ class CreateRequest:
         given = checked_regions(regions, self._given)
         self.schema = resolve_layout(self._given, len(regions), given)
         epoch = prove_epoch(self.schema, given or decompose(self.schema, len(regions)))
-        self._names = _check_target(store, overwrite=self._overwrite)
+        self.check_target(store)
         return epoch
 
+    def check_target(self, store: Store) -> None:
+        """Check what lies where the store shall be; nothing is written.
+
+        Raises
+        ------
+        StoreError
+            For a store that exists.
+        """
+        self._names = _check_target(store, overwrite=self._overwrite)
+
     def begin(self, store: Store, claimed: Claim, epoch: EpochState, options: Options) -> tuple[Owner, None]:
+        """Write everything of a new store whose writers are known."""
+        log_plan(store, self.schema, epoch)
+        return self.create(store, claimed, epoch, len(epoch.regions), options), None
+
+    def create(self, store: Store, claimed: Claim, epoch: EpochState | None, n_writers: int, options: Options) -> Owner:
         """Write everything of a new store, the manifest last but for the group's document."""
         stager = Stager(store, stage_folder(claimed.epoch, 0), claimed.epoch, threads=0, max_pending_nbytes=1)
         self._set_aside_old(store, claimed.epoch)
-        digest = put_layout(store, claimed.epoch, epoch.regions)
+        digest = put_layout(store, claimed.epoch, n_writers, None if epoch is None else epoch.regions)
         schema = self.schema
         documents = make_documents(schema)
         for array in (schema.time_array, *schema.arrays.values()):
@@ -94,8 +109,7 @@ class CreateRequest:
         # Before its group document a store is not a Zarr store: plain readers see it whole or not at all.
         put_documents(store, stager, {GROUP_KEY: documents.group(manifest.n_records)}, sync=True)
         store.delete_tree(_REPLACED_FOLDER)
-        log_plan(store, schema, epoch)
-        return Owner(store, manifest, epoch, documents, claimed.keeper, options), None
+        return Owner(store, manifest, epoch, documents, claimed.keeper, options)
 
     def _set_aside_old(self, store: Store, epoch: int) -> None:
         """Rename what was there out of the way, the manifest first: from then on it is no store."""

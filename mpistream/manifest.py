@@ -43,9 +43,9 @@ __all__ = [
     "parse_blob",
     "parse_epoch",
     "parse_json",
+    "parse_layout",
     "raise_floors",
     "raised_inside",
-    "regions_of_layout",
     "stage_folder",
     "subtract_times",
 ]
@@ -288,6 +288,8 @@ class Manifest:
     coordinates_digest: str
     times_digest: str
     layout_digest: str
+    carried: Mapping[str, Any] | None = None
+    """After a commit of tokens that the caller carried: their digest, and the receipt they got."""
 
     @classmethod
     def first(cls, *, store_id: str, run_id: str, epoch: int, schema: StreamSchema, layout_digest: str) -> Manifest:
@@ -354,6 +356,7 @@ class Manifest:
             "coordinates_digest": self.coordinates_digest,
             "times_digest": self.times_digest,
             "layout_digest": self.layout_digest,
+            "carried": None if self.carried is None else dict(self.carried),
         }
         return _dump({**document, "checksum": hashlib.sha256(_dump(document)).hexdigest()})
 
@@ -400,6 +403,7 @@ class Manifest:
                 coordinates_digest=str(document["coordinates_digest"]),
                 times_digest=f"{int(document['times_digest'], 16):064x}",
                 layout_digest=str(document["layout_digest"]),
+                carried=None if document["carried"] is None else dict(document["carried"]),
             )
             n_total = manifest.schema.n_total
             if (
@@ -421,16 +425,26 @@ class Manifest:
         return manifest
 
 
-def layout_bytes(epoch: int, regions: Sequence[Region]) -> bytes:
+def layout_bytes(epoch: int, n_writers: int, regions: Sequence[Region] | None) -> bytes:
     """Return the document that holds the writers' regions of an epoch.
 
     Not collective.
+
+    Parameters
+    ----------
+    epoch
+        The epoch.
+    n_writers
+        Number of writers.
+    regions
+        One each; None where each writer brings its own with its token.
     """
-    return _dump({"epoch": epoch, "regions": [r.to_json() for r in regions]})
+    plain = None if regions is None else [r.to_json() for r in regions]
+    return _dump({"epoch": epoch, "n_writers": n_writers, "regions": plain})
 
 
-def regions_of_layout(key: str, data: bytes) -> list[Region]:
-    """Return the writers' regions of an epoch.
+def parse_layout(key: str, data: bytes) -> tuple[int, list[Region] | None]:
+    """Return the number of writers of an epoch, and their regions where they were known when it began.
 
     Not collective.
 
@@ -441,6 +455,7 @@ def regions_of_layout(key: str, data: bytes) -> list[Region]:
     """
     document = parse_json(key, data)
     try:
-        return [Region.from_json(r) for r in document["regions"]]
+        regions = document["regions"]
+        return int(document["n_writers"]), None if regions is None else [Region.from_json(r) for r in regions]
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{key}: damaged: {type(error).__name__}: {error}", kind="layout") from error

@@ -129,8 +129,9 @@ def log_plan(store: Store, schema: StreamSchema, epoch: EpochState) -> None:
         _log.warning("%s: %s", store.url, warning)
 
 
-def put_layout(store: Store, epoch: int, regions: Sequence[Region]) -> str:
-    data = layout_bytes(epoch, regions)
+def put_layout(store: Store, epoch: int, n_writers: int, regions: Sequence[Region] | None) -> str:
+    """Write the layout document of an epoch; return its digest."""
+    data = layout_bytes(epoch, n_writers, regions)
     store.create(layout_key(epoch), data)
     return hashlib.sha256(data).hexdigest()
 

@@ -70,13 +70,15 @@ class Owner:
     manifest
         The committed state.
     epoch
-        Who writes what in this epoch.
+        Who writes what in this epoch; None where the tokens say it.
     documents
         The Zarr documents.
     keeper
-        The lease.
+        The lease, None in a process that only commits.
     options
         The options.
+    folder
+        Its stage folder, which is made here; by default one below that of writer 0.
 
     Raises
     ------
@@ -88,10 +90,12 @@ class Owner:
         self,
         store: Store,
         manifest: Manifest,
-        epoch: EpochState,
+        epoch: EpochState | None,
         documents: Documents,
-        keeper: LeaseKeeper,
+        keeper: LeaseKeeper | None,
         options: Options,
+        *,
+        folder: str | None = None,
     ) -> None:
         self._store = store
         self.manifest = manifest
@@ -99,10 +103,10 @@ class Owner:
         self._documents = documents
         self.keeper = keeper
         self._is_durable = options.durability == "fsync"
-        folder = stage_folder(manifest.epoch, 0)
-        # A stage of its own beside the writer's, below it: both are fenced by one rename.
-        self._stager = Stager(store, f"{folder}/owner", manifest.epoch, threads=0, max_pending_nbytes=1)
-        self._store.make_folder(f"{folder}/owner", parents=False)
+        # A stage of its own beside the writer's, in the same epoch's folder: both are fenced by one rename.
+        folder = folder or f"{stage_folder(manifest.epoch, 0)}/owner"
+        self._stager = Stager(store, folder, manifest.epoch, threads=0, max_pending_nbytes=1)
+        self._store.make_folder(folder, parents=False)
         schema = manifest.schema
         self._time: SeriesRows | None = None
         if schema.n_total is None:
@@ -112,7 +116,9 @@ class Owner:
         self._is_published = True
         self._must_delete_dropped = False
 
-    def decide(self, tokens: Sequence[CommitToken], times: Sequence[float]) -> Decision:
+    def decide(
+        self, tokens: Sequence[CommitToken], times: Sequence[float], epoch: EpochState | None = None
+    ) -> Decision:
         """Return the decision over tokens; it raises the faults as one error.
 
         Raises
@@ -120,7 +126,9 @@ class Owner:
         CommitError
             Naming rank, variable and box.
         """
-        decision = decide(self.manifest, self.epoch, tokens, times)
+        epoch = epoch or self.epoch
+        assert epoch is not None
+        decision = decide(self.manifest, epoch, tokens, times)
         if decision.faults:
             raise fault_error(decision.faults)
         return decision
@@ -240,7 +248,8 @@ class Owner:
 
     def close(self) -> None:
         """Give the lease back and remove this epoch's stage folders."""
-        self.keeper.close()
+        if self.keeper is not None:
+            self.keeper.close()
         self._stager.close()
 
 

@@ -13,7 +13,7 @@ import logging
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -309,13 +309,17 @@ class StreamWriter:
 
     # Committing
 
-    def commit(self, *, partial_rows: bool = True) -> CommitReceipt:
+    def commit(
+        self, tokens: Sequence[CommitToken | Mapping[str, Any]] | None = None, *, partial_rows: bool = True
+    ) -> CommitReceipt:
         """Commit what every rank has written since the last commit.
 
         Collective.
 
         Parameters
         ----------
+        tokens
+            None: over MPI tokens travel by themselves. See `write_open_part` for roles without MPI.
         partial_rows
             False: records of a row that is not full stay pending, so a row is written once.
 
@@ -339,6 +343,10 @@ class StreamWriter:
         """
         self._check_open("commit")
         self._check_no_record("commit")
+        if tokens is not None:
+            raise ProtocolError(
+                "commit(tokens) is for parts without MPI, see write_open_part; call commit() on every rank", kind="role"
+            )
         began = time.perf_counter()
         try:
             return self._commit(partial_rows)
@@ -579,7 +587,7 @@ class StreamWriter:
             raise ProtocolError(f"{call} inside a record(); end that one first", kind="nested")
 
     def _keep_lease(self) -> None:
-        if self._owner is not None:
+        if self._owner is not None and self._owner.keeper is not None:
             self._owner.keeper.refresh_if_due()
 
     def _say_what_is_lost(self, why: str) -> None:
@@ -609,5 +617,5 @@ def _at_exit() -> None:
     """No MPI here: it may be finalised by now, and the other ranks may be anywhere."""
     for writer in list(_open_writers):
         writer._say_what_is_lost("the writer was not closed")
-        if writer._owner is not None:
+        if writer._owner is not None and writer._owner.keeper is not None:
             writer._owner.keeper.close()

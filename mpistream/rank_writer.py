@@ -447,8 +447,12 @@ class RankWriter:
 
     def committed(self, manifest: Manifest) -> None:
         """Build on a new committed state."""
-        done = {o.key for o in self._of_commit(manifest.committed)}
-        self._objects = {key: o for key, o in self._objects.items() if key not in done}
+        # An object that holds a newer record as well, which a part may have written meanwhile, is still to be placed.
+        self._objects = {
+            key: o
+            for key, o in self._objects.items()
+            if o.records is not None and not all(covers(manifest.committed, r) for r in o.records)
+        }
         self._statics = {}
         self._static_blobs |= {key for scope, key in self._blobs if scope == "static"}
         self._blobs = {}

@@ -140,7 +140,7 @@ class ResumeRequest:
             n_keep=n_keep,
             last_t=last_t,
             dropped_times=dropped_times,
-            layout_digest=put_layout(store, claimed.epoch, epoch.regions),
+            layout_digest=put_layout(store, claimed.epoch, len(epoch.regions), epoch.regions),
         )
         remove_uncommitted_blobs(store, old)
         put_manifest(store, stager, manifest)

@@ -57,6 +57,8 @@ class CommitToken:
     n_objects: int
     nbytes: int
     """Bytes on disk."""
+    times: tuple[float, ...] | None = None
+    """Without MPI the times themselves: whoever commits has no other source for them."""
     failure: Mapping[str, Any] | None = None
     """What went wrong while placing, as `mpistream.errors.error_to_json` describes it."""
 
@@ -102,6 +104,7 @@ class CommitToken:
                 n_cells={str(k): operator.index(n) for k, n in document["n_cells"].items()},
                 statics={str(k): operator.index(n) for k, n in document["statics"].items()},
                 region=Region.from_json(document["region"]),
+                times=None if document["times"] is None else tuple(float(t) for t in document["times"]),
                 failure=None if document["failure"] is None else {k: document["failure"][k] for k in _FAILURE},
             )
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
