@@ -542,16 +542,17 @@ class StreamWriter:
             self._release()
         self._channel.close()
 
-    def _release(self) -> None:
+    def _release(self, *, keep_stage: bool = False) -> None:
         """Give back everything that needs no other rank."""
         self._is_closed = True
         _open_writers.discard(self)
         self._writer.close()
         if self._owner is not None:
             self._owner.close()
-            with contextlib.suppress(StoreError):
+            if not keep_stage:
                 # What was staged and not committed is of no use to anybody.
-                self._store.delete_tree(stage_folder(self.epoch))
+                with contextlib.suppress(StoreError):
+                    self._store.delete_tree(stage_folder(self.epoch))
 
     def __enter__(self) -> Self:
         return self

@@ -123,11 +123,8 @@ class PartWriter(StreamWriter):
         Not collective.
         """
         if not self._is_closed:
-            self._is_closed = True
-            self._writer.close()
-            if self._owner is not None:
-                # The stage folder stays: it is the right to commit that `commit_tokens` needs.
-                self._owner.close()
+            # The stage folder is the right to commit that `commit_tokens` needs.
+            self._release(keep_stage=True)
 
 
 def write_open_part(
@@ -276,6 +273,14 @@ def commit_tokens(
     manifest = read_manifest(store)
     if manifest is None:
         raise FormatError(f"{store.url}: no manifest; this is not a store of mpistream", kind="no_manifest")
+    for token in map(_as_token, tokens):
+        if (token.store_id, token.run_id, token.epoch) != (manifest.store_id, manifest.run_id, manifest.epoch):
+            raise CommitError(
+                f"token of writer {token.writer} is of epoch {token.epoch} and run {token.run_id}, the store {store.url} is "
+                f"in epoch {manifest.epoch} of run {manifest.run_id}: another attempt; nothing was committed",
+                kind="token",
+                rank=token.writer,
+            )
     _, regions = _layout(store, manifest)
     epoch = None if regions is None else prove_epoch(manifest.schema, regions)
     documents = make_documents(manifest.schema)
@@ -288,9 +293,12 @@ def commit_tokens(
         store.delete_tree(folder)
 
 
+def _as_token(token: CommitToken | Mapping[str, Any]) -> CommitToken:
+    return token if isinstance(token, CommitToken) else CommitToken.from_json(token)
+
+
 def _commit(store: Store, owner: Owner, given: Sequence[CommitToken | Mapping[str, Any]]) -> CommitReceipt:
-    tokens = [t if isinstance(t, CommitToken) else CommitToken.from_json(t) for t in given]
-    tokens = sorted(tokens, key=lambda t: t.writer)
+    tokens = sorted(map(_as_token, given), key=lambda t: t.writer)
     plain = json.dumps([t.to_json() for t in tokens], sort_keys=True)
     digest = hashlib.sha256(plain.encode()).hexdigest()
     carried = owner.manifest.carried
@@ -301,8 +309,8 @@ def _commit(store: Store, owner: Owner, given: Sequence[CommitToken | Mapping[st
         n_writers, _ = _layout(store, owner.manifest)
         if [t.writer for t in tokens] != list(range(n_writers)):
             raise CommitError(
-                f"tokens of writers {[t.writer for t in tokens]}, one is needed of each of {n_writers} parts; nothing was "
-                "committed",
+                f"tokens of writers {[t.writer for t in tokens]}, one is needed of each of {n_writers} parts; nothing "
+                "was committed",
                 kind="token",
             )
         try:
