@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.mpi
 
-SHARD = {"z": 2, "y": 4, "x": 6}
-CHUNK = {"z": 2, "y": 2, "x": 6}
+SHARD = {"z": 3, "y": 2, "x": 13}
+CHUNK = {"z": 3, "y": 1, "x": 13}
 PLANE_SHARD = {"y": 2, "x": 3}
 
 

@@ -139,9 +139,7 @@ def test_malformed_region_of_one_rank_is_an_error_on_every_rank(
     assert (type(error), error.kind, error.rank) == (ms.SchemaError, "region", last)
 
 
-@pytest.mark.parametrize(
-    "bounds", [(np.int32(0), np.int64(8)), [0, 8], slice(0, 8), slice(None), np.array([0, 8])], ids=str
-)
+@pytest.mark.parametrize("bounds", [(np.int32(0), np.int64(8)), slice(0, 8), slice(None), np.array([0, 8])], ids=str)
 def test_region_bounds_of_any_integer_form_are_good(comm: MPI.Intracomm, mpi_tmp_path: Path, bounds: Any) -> None:
     """Bounds may be numpy integers, lists, arrays or slices."""
     region = {"y": bounds} if comm.rank == 0 else {"y": (0, 0)}

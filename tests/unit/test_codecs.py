@@ -32,7 +32,7 @@ def blosc(**changes: Any) -> dict[str, Any]:
 each_profile = pytest.mark.parametrize("profile", PROFILES)
 each_dtype = pytest.mark.parametrize("name", DTYPES)
 # What other writers use, beyond the profiles.
-CHAINS = {
+CHAINS: dict[str, list[dict[str, Any]]] = {
     "plain": [LITTLE],
     "big": [BIG],
     "big, crc32c": [BIG, CRC],
@@ -249,7 +249,9 @@ def test_a_configuration_that_could_not_encode_is_refused_at_once(codec) -> None
     assert caught.value.kind == "codec"
 
 
-odd = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3) | st.just([]) | st.just({})
+odd: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3) | st.just([]) | st.just({})
+)
 
 
 @given(st.sampled_from([c for c in CHAINS.values() if len(c) > 1]), st.data(), st.sampled_from(DTYPES))

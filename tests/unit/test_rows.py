@@ -22,7 +22,7 @@ BOXES = [BLOCK_BOX]
 
 
 def spec(**changes: Any) -> ArraySpec:
-    given = {
+    given: dict[str, Any] = {
         "name": "t",
         "role": Role.VARIABLE,
         "dims": ("time", "y", "x"),
@@ -34,7 +34,7 @@ def spec(**changes: Any) -> ArraySpec:
         "shard_shape": (1, 4, 3),
         "chunk_shape": (1, 2, 3),
     }
-    return ArraySpec(**{**given, **changes})  # type: ignore[arg-type]
+    return ArraySpec(**{**given, **changes})
 
 
 ROW_OF_4 = spec(shard_shape=(4, 4, 3), chunk_shape=(2, 2, 3))
