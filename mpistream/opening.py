@@ -26,16 +26,19 @@ from mpistream.epoch import EpochState
 from mpistream.errors import FencedError, SchemaError
 from mpistream.lease import Lease, LeaseKeeper, wait_until_free
 from mpistream.manifest import (
+    DROPPED_FOLDER,
     EPOCHS_FOLDER,
     MANIFEST_KEY,
     STAGE_FOLDER,
     Manifest,
+    dropped_folder,
     epoch_key,
     fenced_folder,
     layout_bytes,
     layout_key,
     nonce_key,
     parse_epoch,
+    parse_open_dropped,
     stage_folder,
 )
 from mpistream.options import Options
@@ -89,6 +92,11 @@ def claim(store: Store, options: Options, *, takeover: bool) -> Claim:
             fenced = fenced_folder(name, epoch)
             if store.move(f"{STAGE_FOLDER}/{name}", fenced):
                 store.delete_tree(fenced)
+    for name in store.list(DROPPED_FOLDER):
+        other = parse_open_dropped(name)
+        if other is not None and other < epoch:
+            # The same fence for a resume that was setting records aside: what it has moved stays there.
+            store.move(f"{DROPPED_FOLDER}/{name}", dropped_folder(other))
     store.make_folder(stage_folder(epoch), parents=False)
     store.make_folder(stage_folder(epoch, 0), parents=False)
     highest = highest_epoch(store)

@@ -13,6 +13,8 @@ from mpistream.errors import SchemaError
 __all__ = ["Options", "resolve_options"]
 
 _VARIABLE = "MPISTREAM_OPTIONS"
+# Thirty years; clocks and JSON have no infinity.
+_MAX_TTL = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,8 @@ class Options:
         for name in ("timeout", "exit_timeout", "lease_ttl"):
             if not _is_positive(getattr(self, name)):
                 raise SchemaError(f"option {name} {getattr(self, name)!r}: give seconds above 0", kind="option")
+        if self.lease_ttl > _MAX_TTL:
+            raise SchemaError(f"option lease_ttl {self.lease_ttl!r}: give at most {_MAX_TTL:g} seconds", kind="option")
 
     @property
     def writer_threads(self) -> int:

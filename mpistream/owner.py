@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,12 +14,14 @@ from mpistream.lease import LeaseKeeper
 from mpistream.manifest import DROPPED_FOLDER, MANIFEST_KEY, Manifest, stage_folder
 from mpistream.options import Options
 from mpistream.rows import SeriesRows
-from mpistream.staging import Stager
+from mpistream.staging import StagedObject, Stager
 from mpistream.store import Store
 from mpistream.token import CommitReceipt, CommitToken
 from mpistream.zarr3.metadata import GROUP_KEY, Documents
 
 __all__ = ["Owner", "commit_error", "fault_error"]
+
+_log = logging.getLogger("mpistream")
 
 _MAX_FAULTS = 8
 
@@ -130,20 +134,26 @@ class Owner:
         """
         assert decision.manifest is not None
         assert decision.receipt is not None
+        # Whatever ended an earlier try: its times must not lie before these.
+        self._time.drop_uncommitted()
         for t in times:
             self._time.add(t)
+        objects: list[StagedObject] = []
+        staged = self._stager.name()
         try:
             # Beyond the visible length a new time chunk harms nobody, so it goes first; a manifest never
             # names a time that is not there (I2).
-            objects = self._time.objects(decision.manifest.n_records) if times else []
-            for item in objects:
-                self._stager.submit(item)
-            self._stager.retry(objects)
-            staged = self._stager.name()
+            if times:
+                objects = self._time.objects(decision.manifest.n_records)
+                for item in objects:
+                    self._stager.submit(item)
+                self._stager.retry(objects)
             self._store.stage(staged, [data := decision.manifest.to_bytes()], sync=True)
             self._stager.place(objects, sync=self._is_durable)
         except MPIStreamError as error:
-            self._time.drop_uncommitted()
+            self._stager.discard(objects)
+            with contextlib.suppress(StoreError):
+                self._store.delete(staged)
             raise commit_error(self._stager.fenced(error) if isinstance(error, StoreError) else error, 0) from error
         self._place_manifest(staged, data)
         self._time.committed(decision.manifest.n_records)
@@ -164,7 +174,8 @@ class Owner:
                     if isinstance(meaning, FencedError):
                         self._time.drop_uncommitted()
                     raise meaning from error
-            self._store.sync_folders([MANIFEST_KEY])
+            if self._is_durable:
+                self._store.sync_folders([MANIFEST_KEY])
         except StoreError as error:
             raise CommitError(
                 f"the manifest's rename or the sync of its folder failed ({error}): whether the commit took place is "
@@ -188,11 +199,12 @@ class Owner:
                 sync=self._is_durable,
             )
             if self._must_delete_dropped:
-                self._store.delete_tree(DROPPED_FOLDER)
+                self._stager.remove(DROPPED_FOLDER)
                 self._must_delete_dropped = False
             self._is_published = True
-        except StoreError as error:
-            text = f"committed, but the Zarr documents lag behind until the next commit: {error}"
+        except (FencedError, StoreError) as error:
+            text = f"committed, but the Zarr documents lag behind until the next commit or resume: {error}"
+            _log.warning("%s: %s", self._store.url, text)
             return replace(receipt, warnings=(*receipt.warnings, text))
         return receipt
 
@@ -207,10 +219,17 @@ def put_documents(store: Store, stager: Stager, documents: Mapping[str, bytes], 
 
     Not collective.
     """
-    staged = {}
-    for key, data in documents.items():
-        staged[key] = stager.name()
-        store.stage(staged[key], [data], sync=sync)
+    staged: dict[str, str] = {}
+    try:
+        for key, data in documents.items():
+            staged[key] = stager.name()
+            store.stage(staged[key], [data], sync=sync)
+    except StoreError:
+        # On a full disk what is staged already is what the next try needs.
+        for name in staged.values():
+            with contextlib.suppress(StoreError):
+                store.delete(name)
+        raise
     for key, name in staged.items():
         store.place(name, key)
     if sync:

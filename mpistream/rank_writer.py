@@ -325,7 +325,8 @@ class RankWriter:
         """Build on a new committed state."""
         stop = manifest.n_records
         times = self._times[stop - self.n_committed :]
-        self._objects = {key: o for key, o in self._objects.items() if o.start >= stop}
+        # An object that also holds a pending record is in place already, but still to be counted.
+        self._objects = {key: o for key, o in self._objects.items() if o.stop > stop}
         self._statics = {}
         self._set_base(manifest)
         self._times = times
@@ -346,6 +347,8 @@ class RankWriter:
         self._stager.discard(self._pending())
         self._objects, self._statics = {}, {}
         self._set_base(self._manifest)
+        # Until every row is read back, a record could start a new row in the place of a committed one.
+        self._broken = self._broken or ProtocolError("a rollback that failed", kind="broken")
         self._reset_rows()
         self._broken = None
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from mpistream.arrays import ArraySpec, Role
+from mpistream.errors import StoreError
 from mpistream.manifest import (
     DROPPED_FOLDER,
     EPOCHS_FOLDER,
@@ -17,6 +20,7 @@ from mpistream.manifest import (
     parse_epoch,
 )
 from mpistream.schema import StreamSchema
+from mpistream.staging import Stager
 from mpistream.store import Store
 
 __all__ = ["remove_uncommitted", "set_aside_dropped", "tidy"]
@@ -50,27 +54,63 @@ def _objects_of_row(store: Store, array: ArraySpec, path: str) -> list[str]:
     return found
 
 
-def set_aside_dropped(store: Store, manifest: Manifest) -> None:
+def set_aside_dropped(store: Store, stager: Stager, manifest: Manifest) -> None:
     """Keep dropped records until the first commit: whole rows by rename, a row that keeps records by copy.
 
-    What is there already was put there by a resume that died or by an earlier one; what then lies in place
-    was never committed.
+    Not collective. What was set aside already, by a resume that died or by an earlier one, is not looked at
+    again; what then lies in place was never committed. The folder comes out of the stage folder and is never
+    made again, so a resume that was fenced can move nothing into it.
+
+    Parameters
+    ----------
+    store
+        The store.
+    stager
+        Of the owner of the new epoch.
+    manifest
+        The state after the resume.
     """
+    todo = list(_to_set_aside(store, manifest))
+    if not todo:
+        return
+    folder = dropped_folder(manifest.epoch, is_open=True)
+    try:
+        made = stager.name()
+        store.make_folder(made, parents=False)
+        store.move(made, folder)
+        for key, is_copied in todo:
+            parts = key.split("/")[:-1]
+            for i in range(len(parts)):
+                store.make_folder("/".join([folder, *parts[: i + 1]]), parents=False)
+            if is_copied:
+                name = stager.name()
+                store.stage(name, [store.read(key) or b""], sync=True)
+                store.move(name, f"{folder}/{key}", parents=False)
+            else:
+                store.move(key, f"{folder}/{key}", parents=False)
+        store.move(folder, dropped_folder(manifest.epoch))
+    except StoreError as error:
+        raise stager.fenced(error) from error
+
+
+def _to_set_aside(store: Store, manifest: Manifest) -> Iterator[tuple[str, bool]]:
+    """Yield (key, whether it is copied) of dropped rows that lie in place and were not set aside before."""
     if not manifest.dropped:
         return
+    folders = [f"{DROPPED_FOLDER}/{name}" for name in store.list(DROPPED_FOLDER)]
     for array in _growing(manifest.schema):
         in_place = _rows_in_place(store, array, manifest.schema.key_separator)
         for dropped in manifest.dropped:
-            folder = f"{dropped_folder(dropped.epoch)}/{array.name}"
             first, offset = divmod(dropped.start, array.row_length)
             after = -(-dropped.stop // array.row_length)
             for row, path in in_place:
-                if row == first and offset:
-                    for item in _objects_of_row(store, array, path):
-                        if not _exists(store, f"{folder}/{item}"):
-                            store.copy(f"{array.name}/{item}", f"{folder}/{item}")
-                elif first <= row < after and not _exists(store, f"{folder}/{path}"):
-                    store.move(f"{array.name}/{path}", f"{folder}/{path}")
+                is_copied = row == first and offset > 0
+                items = _objects_of_row(store, array, path) if is_copied else [path]
+                if first <= row < after:
+                    for item in items:
+                        key = f"{array.name}/{item}"
+                        if not any(_exists(store, f"{folder}/{key}") for folder in folders):
+                            yield key, is_copied
 
 
 def _exists(store: Store, key: str) -> bool:
@@ -78,21 +118,21 @@ def _exists(store: Store, key: str) -> bool:
     return name in store.list(folder)
 
 
-def remove_uncommitted(store: Store, manifest: Manifest) -> None:
+def remove_uncommitted(store: Store, stager: Stager, manifest: Manifest) -> None:
     """Remove what was placed and never committed: rows behind the last record, and statics."""
     for array in _growing(manifest.schema):
         end = -(-manifest.n_records // array.row_length)
         for row, path in _rows_in_place(store, array, manifest.schema.key_separator):
             if row >= end:
-                store.delete_tree(f"{array.name}/{path}")
+                stager.remove(f"{array.name}/{path}")
     for array in manifest.schema.arrays.values():
         if array.role is Role.STATIC and array.name not in manifest.statics:
             for name in store.list(array.name):
                 if name.startswith("c"):
-                    store.delete_tree(f"{array.name}/{name}")
+                    stager.remove(f"{array.name}/{name}")
 
 
-def tidy(store: Store, manifest: Manifest) -> None:
+def tidy(store: Store, stager: Stager, manifest: Manifest) -> None:
     """Remove what earlier openings left under ``.mpistream`` and nobody needs.
 
     Not collective.
@@ -101,16 +141,14 @@ def tidy(store: Store, manifest: Manifest) -> None:
     ----------
     store
         The store.
+    stager
+        Of the owner of the new epoch.
     manifest
         The committed state; what it does not name, of layouts and of records set aside, is left over.
     """
-    keep = {
-        *(layout_key(manifest.epoch), nonce_key(manifest.epoch)),
-        *(MANIFEST_KEY, LEASE_KEY, EPOCHS_FOLDER, STAGE_FOLDER),
-        *(dropped_folder(d.epoch) for d in manifest.dropped),
-    }
-    for folder in (FOLDER, DROPPED_FOLDER):
-        for name in store.list(folder):
-            path = f"{folder}/{name}"
-            if path not in keep and path != DROPPED_FOLDER:
-                store.delete_tree(path)
+    keep = [layout_key(manifest.epoch), nonce_key(manifest.epoch), MANIFEST_KEY, LEASE_KEY, EPOCHS_FOLDER, STAGE_FOLDER]
+    if manifest.dropped:
+        keep.append(DROPPED_FOLDER)
+    for name in store.list(FOLDER):
+        if f"{FOLDER}/{name}" not in keep:
+            stager.remove(f"{FOLDER}/{name}")

@@ -31,17 +31,19 @@ def sync(comm: MPI.Intracomm, timeout: float = 60) -> None:
     """Wait for all ranks without taking the core from those that work."""
     request = comm.Ibarrier()
     deadline = time.monotonic() + timeout
+    pause = 0.0005
     while not request.Test():
         if time.monotonic() > deadline:
             raise TimeoutError(f"rank {comm.rank} waited {timeout:g} s for the other ranks")
-        time.sleep(0.001)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.01)
 
 
 def on_root(comm: MPI.Intracomm, fn: Callable[[], T]) -> T:
     """Return on every rank what ``fn`` returns on rank 0, when all ranks have come; nobody goes on before."""
     sync(comm)
     value = fn() if comm.rank == 0 else None
-    sync(comm)
+    sync(comm)  # a bcast would wait at full speed
     return comm.bcast(value, root=0)
 
 
