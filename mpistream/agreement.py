@@ -234,8 +234,8 @@ class Channel:
         answer = self._receive(n, _PATIENCE * self._timeout)
         if answer is None:
             self.failure = CommitError(
-                f"rank 0 did not answer within {_PATIENCE * self._timeout:g} s: it did not make this call, or waits for "
-                "a lease or the file system; every rank must make the same calls, or Options(timeout=) is too short",
+                f"rank 0 did not answer within {_PATIENCE * self._timeout:g} s: it did not come, or waits for "
+                "a lease or a disk; every rank must make the same calls, or Options(timeout=) is too short",
                 kind="timeout",
                 rank=0,
             )

@@ -80,6 +80,8 @@ class CreateRequest:
         digest = put_layout(store, claimed.epoch, epoch.regions)
         schema = self.schema
         documents = make_documents(schema)
+        # Documents before chunks: what a creation that died leaves can be told from what it did not make.
+        put_documents(store, stager, documents.arrays(0, growing_only=False), sync=True)
         for array in schema.arrays.values():
             if array.values is not None:
                 objects = encode_whole(array, schema.key_separator, array.values)
@@ -87,7 +89,6 @@ class CreateRequest:
                     stager.submit(item)
                 stager.retry(objects)
                 stager.place(objects, sync=True)
-        put_documents(store, stager, documents.arrays(0, growing_only=False), sync=True)
         manifest = Manifest.first(
             store_id=os.urandom(16).hex(),
             run_id=claimed.run_id,
@@ -151,18 +152,24 @@ def _check_target(store: Store, *, overwrite: bool) -> tuple[list[str], bytes | 
                 f"{store.url} is a Zarr {_node_type(document)}, not a group; it is not replaced, give another path",
                 kind="exists",
             )
-    else:
-        # A creation that died leaves .mpistream and arrays, but no group: that was never a store, and is taken over.
-        for name in names:
-            if FOLDER not in every or _node_type(store.read(f"{name}/{GROUP_KEY}")) != "array":
-                raise StoreError(
-                    f"{store.url} is a folder with other things in it ({name!r}); it is not replaced, give another "
-                    "path",
-                    kind="not_empty",
-                )
+    elif FOLDER not in every:
+        raise _foreign(store, names[0])
     if (below := _stream_below(store, "")) is not None:
         raise StoreError(f"{store.url}: a stream lies below it, in {below!r}; remove that one first", kind="exists")
+    if manifest is None and document is None:
+        # A creation that died leaves .mpistream and arrays, but no group: that was never a store, and is taken over.
+        for name in names:
+            # An empty folder may be one that was made for a document.
+            if store.list(name) and _node_type(store.read(f"{name}/{GROUP_KEY}")) != "array":
+                raise _foreign(store, name)
     return names, manifest
+
+
+def _foreign(store: Store, name: str) -> StoreError:
+    return StoreError(
+        f"{store.url} is a folder with other things in it ({name!r}); it is not replaced, give another path",
+        kind="not_empty",
+    )
 
 
 def _node_type(document: bytes | None) -> str:

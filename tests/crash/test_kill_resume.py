@@ -205,7 +205,7 @@ def test_job_killed_while_it_makes_the_store_has_made_none(tmp_path: Path, hang:
 
 def _aside(url: Path) -> dict[str, bytes]:
     """Return what is kept under dropped/<epoch>, by the keys that it had."""
-    folders = sorted((url / ".mpistream/dropped").glob("*"), key=lambda p: int(p.name), reverse=True)
+    folders = sorted((url / ".mpistream/dropped").glob("*"), key=lambda p: int(p.name.split(".")[0]), reverse=True)
     return {k: (f / k).read_bytes() for f in folders for k in keys(f)}
 
 
@@ -237,7 +237,8 @@ def test_job_killed_right_after_a_resume_has_destroyed_nothing(tmp_path: Path) -
         ({"call": "place", "prefix": "zonal/zarr.json"}, 6),
         ({"call": "move", "prefix": "u/c/2"}, 6),
         ({"call": "move", "prefix": "zonal/c/2"}, 6),
-        ({"call": "place", "prefix": ".mpistream/dropped/2/zonal", "after": 1}, 6),
+        ({"call": "move", "prefix": ".mpistream/stage/2/0/", "after": 2}, 6),  # in the copies of row 1
+        ({"call": "move", "prefix": ".mpistream/dropped/2.open"}, 6),
     ],
     ids=lambda v: f"{v['call']} {v['prefix']}" if isinstance(v, dict) else "",
 )
@@ -255,11 +256,15 @@ def test_job_killed_within_a_resume_is_resumed_all_the_same(tmp_path: Path, hang
     _finish(w, url)
 
 
-def test_job_killed_while_it_deletes_what_was_dropped_goes_on(tmp_path: Path) -> None:
-    """The first commit after a resume deletes what was dropped; a kill right before that leaves nothing for ever."""
+@pytest.mark.parametrize(
+    "hang",
+    [{"call": "move", "prefix": ".mpistream/dropped"}, {"call": "delete_tree", "prefix": ".mpistream/stage/2/0/"}],
+    ids=lambda h: h["call"],
+)
+def test_job_killed_while_it_deletes_what_was_dropped_goes_on(tmp_path: Path, hang: dict[str, Any]) -> None:
+    """The first commit after a resume deletes what was dropped; a kill within that leaves nothing for ever."""
     url = tmp_path / "s"
     mpiexec(2, _args(url, 11), timeout=60)
-    hang = {"rank": 0, "call": "delete_tree", "prefix": ".mpistream/dropped"}
-    _run_to_hang(2, url, 20, at=time_of(5), hang=hang)
+    _run_to_hang(2, url, 20, at=time_of(5), hang={"rank": 0, **hang}, arm_at=6)
     assert _assert_committed(url, 7, 7) == 7
     _finish(_resume_alone(url, 7), url)

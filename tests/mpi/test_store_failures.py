@@ -234,7 +234,7 @@ def test_manifest_whose_fate_is_not_known_ends_the_writer(
     """When the manifest's rename or sync fails, every rank gets outcome_unknown, and only a resume tells what is."""
     root = mpi_tmp_path / "s"
     store = FaultyStore(root)
-    w = _opened(comm, store)
+    w = _opened(comm, store, durability="fsync")
     PLANE.write(w, 3)
     if comm.rank == 0:
         store.fail(call, errno.EIO, when=lambda key, data: key.endswith("manifest.json"))
