@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpistream.epoch import EpochState
-from mpistream.errors import FencedError, SchemaError
+from mpistream.errors import FencedError, FormatError, SchemaError
 from mpistream.lease import Lease, LeaseKeeper, wait_until_free
 from mpistream.manifest import (
     DROPPED_FOLDER,
@@ -79,7 +79,7 @@ def claim(store: Store, options: Options, *, takeover: bool) -> Claim:
     run_id = os.urandom(16).hex()
     store.make_folder(EPOCHS_FOLDER)
     store.make_folder(STAGE_FOLDER)
-    epoch = (highest_epoch(store) or 0) + 1
+    epoch = max(highest_epoch(store) or 0, _manifest_epoch(store)) + 1
     while not store.create(epoch_key(epoch), run_id.encode()):
         epoch += 1
     for name in store.list(STAGE_FOLDER):
@@ -108,6 +108,15 @@ def claim(store: Store, options: Options, *, takeover: bool) -> Claim:
     keeper.write()
     keeper.start()
     return Claim(run_id=run_id, epoch=epoch, nonce=nonce, keeper=keeper)
+
+
+def _manifest_epoch(store: Store) -> int:
+    """Return the manifest's epoch: claims may have been left out when a store was copied."""
+    data = store.read(MANIFEST_KEY)
+    try:
+        return 0 if data is None else Manifest.from_bytes(data).epoch
+    except FormatError:
+        return 0
 
 
 def checked_regions(given: Sequence[Any], schema: StreamSchema) -> list[Region] | None:

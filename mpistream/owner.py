@@ -42,7 +42,7 @@ def commit_error(error: MPIStreamError, rank: int) -> MPIStreamError:
     )
 
 
-def fault_error(faults: Sequence[Fault]) -> CommitError:
+def fault_error(faults: Sequence[Fault]) -> CommitError | FencedError:
     """Return the error that names the faults of a decision.
 
     Not collective.
@@ -51,6 +51,8 @@ def fault_error(faults: Sequence[Fault]) -> CommitError:
     if len(faults) > _MAX_FAULTS:
         texts.append(f"and {len(faults) - _MAX_FAULTS} more")
     first = faults[0]
+    if first.kind == "fenced":
+        return FencedError(first.text, rank=first.writer)
     return CommitError(
         f"nothing was committed: {'; '.join(texts)}",
         kind=first.kind,
@@ -176,13 +178,16 @@ class Owner:
                     raise meaning from error
             if self._is_durable:
                 self._store.sync_folders([MANIFEST_KEY])
-        except StoreError as error:
+        except FencedError:
+            raise
+        except Exception as error:
+            # The rename was tried: from here on only the store knows.
             raise CommitError(
                 f"the manifest's rename or the sync of its folder failed ({error}): whether the commit took place is "
                 "not known; this writer is dead, write_resume tells what is committed",
                 kind="outcome_unknown",
                 rank=0,
-                errno=error.errno,
+                errno=getattr(error, "errno", None),
             ) from error
 
     def publish(self, receipt: CommitReceipt) -> CommitReceipt:

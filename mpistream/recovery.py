@@ -74,23 +74,33 @@ def set_aside_dropped(store: Store, stager: Stager, manifest: Manifest) -> None:
     if not todo:
         return
     folder = dropped_folder(manifest.epoch, is_open=True)
+    made_folders: set[str] = set()
     try:
         made = stager.name()
         store.make_folder(made, parents=False)
         store.move(made, folder)
         for key, is_copied in todo:
-            parts = key.split("/")[:-1]
-            for i in range(len(parts)):
-                store.make_folder("/".join([folder, *parts[: i + 1]]), parents=False)
+            for above in _folders_above(key):
+                if above not in made_folders:
+                    store.make_folder(f"{folder}/{above}", parents=False)
+                    made_folders.add(above)
             if is_copied:
                 name = stager.name()
                 store.stage(name, [store.read(key) or b""], sync=True)
-                store.move(name, f"{folder}/{key}", parents=False)
+                store.move(name, f"{folder}/{key}", parents=False, sync=False)
             else:
-                store.move(key, f"{folder}/{key}", parents=False)
+                store.move(key, f"{folder}/{key}", parents=False, sync=False)
+        # Once for all: a rename that a loss of power takes back is done again by the next resume.
+        store.sync_folders([f"{folder}/{key}" for key, _ in todo])
+        store.sync_folders([key.rpartition("/")[0] for key, is_copied in todo if not is_copied])
         store.move(folder, dropped_folder(manifest.epoch))
     except StoreError as error:
         raise stager.fenced(error) from error
+
+
+def _folders_above(key: str) -> list[str]:
+    parts = key.split("/")
+    return ["/".join(parts[:n]) for n in range(1, len(parts))]
 
 
 def _to_set_aside(store: Store, manifest: Manifest) -> Iterator[tuple[str, bool]]:
@@ -98,6 +108,14 @@ def _to_set_aside(store: Store, manifest: Manifest) -> Iterator[tuple[str, bool]
     if not manifest.dropped:
         return
     folders = [f"{DROPPED_FOLDER}/{name}" for name in store.list(DROPPED_FOLDER)]
+    listed: dict[str, set[str]] = {}
+
+    def exists(key: str) -> bool:
+        above, _, name = key.rpartition("/")
+        if above not in listed:
+            listed[above] = set(store.list(above))
+        return name in listed[above]
+
     for array in _growing(manifest.schema):
         in_place = _rows_in_place(store, array, manifest.schema.key_separator)
         for dropped in manifest.dropped:
@@ -109,13 +127,8 @@ def _to_set_aside(store: Store, manifest: Manifest) -> Iterator[tuple[str, bool]
                 if first <= row < after:
                     for item in items:
                         key = f"{array.name}/{item}"
-                        if not any(_exists(store, f"{folder}/{key}") for folder in folders):
+                        if not any(exists(f"{folder}/{key}") for folder in folders):
                             yield key, is_copied
-
-
-def _exists(store: Store, key: str) -> bool:
-    folder, _, name = key.rpartition("/")
-    return name in store.list(folder)
 
 
 def remove_uncommitted(store: Store, stager: Stager, manifest: Manifest) -> None:

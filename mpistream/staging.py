@@ -150,7 +150,7 @@ class Stager:
         except StoreError:
             # The names may or may not be durable: take the objects back, so that the next try renames anew.
             for item in items:
-                self._take_back(item)
+                item.is_placed, item.staged_key = False, None
             raise
 
     def remove(self, key: str) -> None:
@@ -213,11 +213,6 @@ class Stager:
         finally:
             reader.close()
 
-    def _take_back(self, item: StagedObject) -> None:
-        data = self._store.read(item.key)
-        if data is not None:
-            item.pieces, item.staged_key, item.is_placed = [data], None, False
-
 
 class _Work:
     """What the staging thread does, apart from `Stager` so that it does not keep that alive."""
@@ -277,9 +272,14 @@ class _Work:
             del item  # while it waits it holds no memory
 
     def stage(self, item: StagedObject) -> None:
-        assert item.pieces is not None, "an object whose memory is released is staged"
         key = self.name()
         try:
+            if item.pieces is None:
+                # It was placed, and the sync of its name failed: its bytes lie under its key.
+                data = self._store.read(item.key)
+                if data is None:
+                    raise StoreError(f"{item.key}: gone after the sync of its folder failed; roll back", kind="io")
+                item.pieces = [data]
             self._store.stage(key, item.pieces, sync=item.must_sync)
         except StoreError as error:
             item.error = fenced(self._store, self._epoch, error)

@@ -107,7 +107,7 @@ def test_without_durability_only_replaced_records_are_synced() -> None:
     crew.write(0.0, record(0))
     crew.commit()
     assert [sync for _, sync in crew.store.keys("stage")] == [False] * 4 + [True]
-    assert crew.store.keys("sync_folders") == [["energy/c/0"]]
+    assert crew.store.keys("sync_folders") == []
     crew.write(1.0, record(1))
     crew.commit()
     assert [sync for _, sync in crew.store.keys("stage")[5:]] == [True] * 5
@@ -192,6 +192,21 @@ def test_a_record_that_was_taken_in_part_stops_the_writer_until_it_rolls_back(mo
     check(crew, 0, 3)
 
 
+def test_records_that_are_in_place_early_are_counted_by_their_own_commit() -> None:
+    """A part of a row was staged and not committed; a commit of less places it with the records before."""
+    crew = Crew(schema(4))
+    crew.write(0.0, record(0))
+    crew.commit()
+    for i in (1, 2):
+        crew.write(float(i), record(i))
+    for writer in crew.writers:
+        writer.stage(partial_rows=True)
+    crew.write_static("scalar", 1)
+    assert crew.commit(partial_rows=False).n_records == 1
+    assert crew.commit().n_records == 3
+    check(crew, 0, 1, 2)
+
+
 def test_a_writer_that_is_fenced_stages_nothing() -> None:
     """Its records are lost, and it is told why."""
     crew = Crew(schema())
@@ -239,8 +254,13 @@ def test_a_rollback_that_can_not_read_the_row_back_says_so() -> None:
     crew.write(0.0, record(0))
     crew.commit()
     crew.store.delete("b/c/0/1/0")
+    (writer,) = crew.writers
     with pytest.raises(FormatError, match="b/c/0/1/0: the shard of committed records is missing"):
-        crew.writers[0].rollback()
+        writer.rollback()
+    with pytest.raises(ProtocolError, match="a rollback that failed"):
+        writer.write_record(1.0, record(1))
+    with pytest.raises(ProtocolError, match="a rollback that failed"):
+        writer.stage(partial_rows=True)
 
 
 # ---- going on from a store ---------------------------------------------------------------------------

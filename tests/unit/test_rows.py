@@ -294,7 +294,8 @@ def test_chunks_before_the_last_committed_record_are_not_written_again(n_committ
 def test_uncommitted_values_are_dropped(n_committed) -> None:
     """Others take their place."""
     rows = series(1030)
-    rows.committed(n_committed)
+    if n_committed:
+        rows.committed(n_committed)
     rows.drop_uncommitted()
     assert rows.n_records == n_committed
     rows.add(np.float32(-1))
