@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from mpistream.agreement import Channel
 from mpistream.commit import next_manifest
 from mpistream.errors import (
+    CommitError,
     MPIStreamError,
     ProtocolError,
     StoreError,

@@ -98,6 +98,12 @@ def set_aside_dropped(store: Store, stager: Stager, manifest: Manifest) -> None:
         raise stager.fenced(error) from error
 
 
+def _is_left_over(manifest: Manifest, name: str) -> bool:
+    """Whether a folder of records set aside belongs to dropped records of before the last commit."""
+    epoch = parse_epoch(name.removesuffix(".open"))
+    return not manifest.dropped or epoch is None or epoch < manifest.dropped[0].epoch
+
+
 def _folders_above(key: str) -> list[str]:
     parts = key.split("/")
     return ["/".join(parts[:n]) for n in range(1, len(parts))]
@@ -107,7 +113,7 @@ def _to_set_aside(store: Store, manifest: Manifest) -> Iterator[tuple[str, bool]
     """Yield (key, whether it is copied) of dropped rows that lie in place and were not set aside before."""
     if not manifest.dropped:
         return
-    folders = [f"{DROPPED_FOLDER}/{name}" for name in store.list(DROPPED_FOLDER)]
+    folders = [f"{DROPPED_FOLDER}/{name}" for name in store.list(DROPPED_FOLDER) if not _is_left_over(manifest, name)]
     listed: dict[str, set[str]] = {}
 
     def exists(key: str) -> bool:
@@ -159,9 +165,13 @@ def tidy(store: Store, stager: Stager, manifest: Manifest) -> None:
     manifest
         The committed state; what it does not name, of layouts and of records set aside, is left over.
     """
-    keep = [layout_key(manifest.epoch), nonce_key(manifest.epoch), MANIFEST_KEY, LEASE_KEY, EPOCHS_FOLDER, STAGE_FOLDER]
-    if manifest.dropped:
-        keep.append(DROPPED_FOLDER)
+    keep = {
+        *(layout_key(manifest.epoch), nonce_key(manifest.epoch)),
+        *(MANIFEST_KEY, LEASE_KEY, EPOCHS_FOLDER, STAGE_FOLDER, DROPPED_FOLDER),
+    }
     for name in store.list(FOLDER):
         if f"{FOLDER}/{name}" not in keep:
             stager.remove(f"{FOLDER}/{name}")
+    for name in store.list(DROPPED_FOLDER):
+        if _is_left_over(manifest, name):
+            stager.remove(f"{DROPPED_FOLDER}/{name}")
