@@ -155,28 +155,29 @@ def test_job_that_loses_one_rank_can_be_resumed(tmp_path: Path, rank: int) -> No
     assert keys(url) == SCENE.keys(n + 3, SHARD)
 
 
-# Where a job of three ranks is killed in the commit of its seventh record: who hangs, in which call, on which key,
-# and how many records are committed then. Rank 2 has two of the four shards.
-PLACES: dict[str, tuple[dict[str, Any], int]] = {
-    "within the write of a shard": ({"rank": 1, "call": "stage", "prefix": ""}, 6),
-    "between write and rename of a shard": ({"rank": 1, "call": "place", "prefix": "u/c/"}, 6),
-    "between the renames of two shards": ({"rank": 2, "call": "place", "prefix": "u/c/1/3/"}, 6),
-    "before a sync of folders": ({"rank": 2, "call": "sync_folders", "prefix": "u/c/"}, 6),
-    "before the rename of the time chunk": ({"rank": 0, "call": "place", "prefix": "time/c/"}, 6),
-    "before the rename of the manifest": ({"rank": 0, "call": "place", "prefix": ".mpistream/manifest.json"}, 6),
-    "after the rename of the manifest": ({"rank": 0, "call": "sync_folders", "prefix": ".mpistream/manifest.json"}, 7),
-    "before the group's document": ({"rank": 0, "call": "place", "prefix": "zarr.json"}, 7),
-    "before an array's document": ({"rank": 0, "call": "place", "prefix": "zonal/zarr.json"}, 7),
+# Where a job of three ranks is killed: who hangs in which call on which key, in the commit of which record, and how
+# many records are committed then. Record 6 is within a row, record 8 begins one; rank 2 has two of the four shards.
+PLACES: dict[str, tuple[dict[str, Any], int, int]] = {
+    "within the write of a shard": ({"rank": 1, "call": "stage", "prefix": ""}, 6, 6),
+    "between write and rename of a shard": ({"rank": 1, "call": "place", "prefix": "u/c/"}, 6, 6),
+    "between the renames of two shards": ({"rank": 2, "call": "place", "prefix": "u/c/2/3/"}, 8, 8),
+    "before a sync of folders": ({"rank": 2, "call": "sync_folders", "prefix": "u/c/"}, 6, 6),
+    "before the time chunk": ({"rank": 0, "call": "place", "prefix": "time/c/"}, 6, 6),
+    "before the manifest": ({"rank": 0, "call": "place", "prefix": ".mpistream/manifest.json"}, 8, 8),
+    "before the first commit's": ({"rank": 0, "call": "place", "prefix": ".mpistream/manifest.json", "after": 1}, 0, 0),
+    "after the manifest": ({"rank": 0, "call": "sync_folders", "prefix": ".mpistream/manifest.json"}, 6, 7),
+    "before the group's document": ({"rank": 0, "call": "place", "prefix": "zarr.json"}, 6, 7),
+    "before an array's document": ({"rank": 0, "call": "place", "prefix": "zonal/zarr.json"}, 8, 9),
 }
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_job_killed_at_a_step_of_a_commit_is_resumed_from_before_or_after_it(tmp_path: Path, place: str) -> None:
     """The record is committed iff the manifest was renamed; a resume removes what was placed or staged beyond it."""
-    hang, n = PLACES[place]
+    hang, record, n = PLACES[place]
     url = tmp_path / "s"
-    _run_to_hang(3, url, 20, hang=hang, arm_at=6)
-    assert _assert_committed(url, 6, 7) == n
+    _run_to_hang(3, url, 20, hang=hang, arm_at=record)
+    assert _assert_committed(url, record, record + 1) == n
     _finish(_resume_alone(url, n), url)
 
 

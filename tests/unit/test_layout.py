@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mpistream as ms
@@ -294,7 +294,7 @@ def check_tiling(schema: ms.StreamSchema, regions: list[Region]) -> None:
 
 
 @given(small_streams(), st.integers(1, 12))
-@settings(max_examples=200)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_the_default_decomposition_tiles_every_array(schema, n_writers) -> None:
     """Whatever arrays and lengths: each cell has one writer, each region is a box of the partitioned dims."""
     with small_limits():
@@ -308,7 +308,7 @@ def test_the_default_decomposition_tiles_every_array(schema, n_writers) -> None:
 
 
 @given(small_streams(), st.integers(1, 12))
-@settings(max_examples=100)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 def test_what_decompose_gives_is_accepted_as_given(schema, n_writers) -> None:
     """A caller may ask for the regions first and hand them in."""
     with small_limits():
