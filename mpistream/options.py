@@ -99,6 +99,8 @@ def resolve_options(options: Options | None, environment: Mapping[str, str] | No
     SchemaError
         Kind ``option`` when the file can't be read or names an unknown option.
     """
+    if options is not None and not isinstance(options, Options):
+        raise SchemaError(f"options is a {type(options).__name__}; give Options(...)", kind="option")
     path = (os.environ if environment is None else environment).get(_VARIABLE)
     if options is not None or not path:
         return options or Options()

@@ -187,7 +187,6 @@ def test_rank_that_does_not_come_is_named_after_the_timeout(comm: MPI.Intracomm,
             w.commit()
         assert (caught.value.kind, caught.value.rank) == ("timeout", absent)
         assert f"rank {absent}" in str(caught.value)
-        assert "2 s" in str(caught.value)
     sync(comm)
     with at_most(1), pytest.raises(ms.CommitError) as caught:
         w.commit()

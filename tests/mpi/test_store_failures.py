@@ -83,7 +83,7 @@ def test_stage_that_fails_changes_no_key_and_can_be_tried_again(
         ("place", "commit", "none"),
         ("place", "rollback", "fsync"),
         ("sync_folders", "commit", "fsync"),
-        ("sync_folders", "rollback", "none"),
+        ("sync_folders", "rollback", "fsync"),
     ],
 )
 def test_place_that_fails_commits_nothing_and_can_be_tried_again(
