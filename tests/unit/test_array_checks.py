@@ -21,6 +21,7 @@ def test_the_first_dim_is_time() -> None:
     assert checked_dims(dims) == ("t", {"y": 3, "x": 5})
     assert type(checked_dims(dims)[1]["x"]) is int
     assert checked_dims({"t": None}) == ("t", {})
+    assert checked_dims({"t": None, "one": 1}) == ("t", {"one": 1})
 
 
 @pytest.mark.parametrize(

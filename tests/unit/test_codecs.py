@@ -138,6 +138,21 @@ def test_the_chunk_may_be_overwritten_after_the_call(profile) -> None:
     assert found.tolist() == np.arange(35).reshape(SHAPE).tolist()
 
 
+def test_what_a_configuration_leaves_out_has_a_default() -> None:
+    """The typesize is the item's, Blosc chooses the block size, and zstd has no checksum of its own."""
+    dtype = np.dtype("float64")
+    short = {"cname": "zstd", "clevel": 3, "shuffle": "shuffle"}
+    for bare, full in (
+        ({"name": "blosc", "configuration": short}, blosc(**short, typesize=8, blocksize=0)),
+        (
+            {"name": "zstd", "configuration": {"level": 3}},
+            {"name": "zstd", "configuration": {"level": 3, "checksum": False}},
+        ),
+    ):
+        chunk = np.arange(100_000.0)
+        assert encoded(ChunkCodec([LITTLE, bare], dtype), chunk) == encoded(ChunkCodec([LITTLE, full], dtype), chunk)
+
+
 def test_every_inner_chunk_ends_with_its_checksum() -> None:
     """All profiles have crc32c last: four bytes over all that stand before them."""
     dtype = np.dtype("float32")

@@ -26,6 +26,7 @@ def test_the_defaults() -> None:
         "progress": False,
     }
     assert Options().writer_threads == 1
+    assert Options(lease_ttl=1e9).lease_ttl == 1e9
     assert [Options(threads=n).writer_threads for n in (0, 1)] == [0, 1]
 
 
