@@ -117,6 +117,7 @@ def test_close_gives_the_communicator_back_once_all_have_agreed() -> None:
 def test_failed_agreement_leaves_no_message_in_what_is_freed() -> None:
     """After an agreement that failed before all had voted, one more is reached, so that all votes are received."""
     has_failed = threading.Event()
+    all_done = threading.Barrier(4)
 
     def run(transport: MemoryTransport) -> tuple[bool, Any, Any]:
         channel = Channel(transport, 10)
@@ -127,6 +128,7 @@ def test_failed_agreement_leaves_no_message_in_what_is_freed() -> None:
         has_failed.set()
         # What a rank has not received when it frees stays in its mailbox, where the next communicator finds it.
         channel.close_failed()
+        all_done.wait(20)
         is_free, transport.is_free = transport.is_free, False
         return is_free, transport.poll(1), transport.poll(2)
 
