@@ -375,7 +375,10 @@ def newest_state(url: str, comm: MPI.Comm) -> ms.StoreReader | None:
         if error.kind != "no_manifest":
             raise
         return None
-    return reader if reader.n_records else None
+    if reader.n_records:
+        return reader
+    reader.close()
+    return None
 
 
 def main() -> None:
@@ -388,31 +391,33 @@ def main() -> None:
     saved = newest_state(args.checkpoint, world) if args.resume else None
     if saved:  # what shaped the stopped run comes from its stores
         ny, nx = saved.schema.dims["lat"], saved.schema.dims["lon"]
-        steps_per_record = ms.open_reader(args.out, comm=world).schema.attrs["steps_per_record"]
+        with ms.open_reader(args.out, comm=world) as results:
+            steps_per_record = results.schema.attrs["steps_per_record"]
 
     cart = world.Create_cart(MPI.Compute_dims(world.size, 2))
     box = shard_aligned_box(cart, ny, nx)
     grid = Grid.over(SeaFloor.load(cart), ny, nx)
     model = ShallowWater(grid, cart, box)
     if saved:
-        t = float(saved.times[-1])
+        restart = float(saved.times[-1])
         model.restore({name: saved.read_record(name, -1, region=box) for name in model.state()})
+        saved.close()
     else:
-        t = None
+        restart = None
         model.start()
 
     def write(url: str, schema: ms.StreamSchema) -> ms.StreamWriter:
-        if t is None:
+        if restart is None:
             return ms.write_open(url, schema, comm=cart, region=box, overwrite=args.resume)
         # The output may be ahead of the newest state: records after it are dropped and computed again.
-        return ms.write_resume(url, schema=schema, comm=cart, region=box, at=t, expect_last_t=t)
+        return ms.write_resume(url, schema=schema, comm=cart, region=box, at=restart, expect_last_t=restart)
 
     # The checkpoints are opened first: a stop between the two must not leave old ones beside a new output.
     with (
         write(args.checkpoint, checkpoint_schema(grid)) as states,
         write(args.out, output_schema(grid, steps_per_record)) as out,
     ):
-        if t is None:
+        if restart is None:
             out.write_static("depth", model.depth)
         progress = Progress(cart, args.records, n_done=out.n_records)
         for record in range(out.n_records, args.records):

@@ -136,8 +136,9 @@ class Channel:
             # All that have come, before any conclusion: a rank that gave up takes its vote back with a second one.
             while (found := self._transport.poll(_TAG_ARRIVE)) is not None:
                 rank, vote = found[0], json.loads(found[1])
-                # An older one comes from a rank that was late for an agreement that has failed since.
-                if vote["n"] == n:
+                # An older one comes from a rank that was late for an agreement that has failed since; but a rank that
+                # left will not come to this one either.
+                if vote["n"] == n or vote["operation"] == "leave":
                     self._check_vote(rank, vote, operation, digest)
                     payloads[rank] = vote["payload"]
             if len(payloads) == self.size:
@@ -182,9 +183,12 @@ class Channel:
         try:
             return self._transport.gather(data, self._timeout if self.rank == 0 else _PATIENCE * self._timeout)
         except TimeoutError:
-            error = CommitError(
-                f"a token did not come within {self._timeout:g} s; nothing was committed", kind="timeout"
-            )
+            if self.rank == 0:
+                text, kind = "a token did not come; nothing was committed", "timeout"
+            else:
+                # The token may have gone: what rank 0 made of it this rank can't know.
+                text, kind = "rank 0 did not take the token; write_resume tells what is committed", "outcome_unknown"
+            error = CommitError(f"{text} (timeout {self._timeout:g} s)", kind=kind, rank=None if self.rank == 0 else 0)
             self._note(error)
             raise error from None
 
@@ -230,7 +234,8 @@ class Channel:
         answer = self._receive(n, _PATIENCE * self._timeout)
         if answer is None:
             self.failure = CommitError(
-                f"rank 0 did not answer within {self._timeout:g} s; every rank must make the same calls",
+                f"rank 0 did not answer within {_PATIENCE * self._timeout:g} s: it did not come, or waits for "
+                "a lease or a disk; every rank must make the same calls, or Options(timeout=) is too short",
                 kind="timeout",
                 rank=0,
             )

@@ -44,6 +44,9 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
             kind="mask",
         )
     block = as_array(f"variable {name!r}", value)
+    # A model may give an empty rank any block without cells.
+    if block.size == 0 and 0 in shape and block.ndim == len(shape):
+        block = block.reshape(shape)
     if block.shape != shape:
         raise SchemaError(
             f"variable {name!r}: block of shape {block.shape}, this rank's region has {shape}; "

@@ -54,7 +54,6 @@ def waiting(timeout: float) -> Iterator[None]:
     Not collective.
     """
     began = time.monotonic()
-    pause = _MIN_SLEEP_SECONDS
     while True:
         yield
         waited = time.monotonic() - began
@@ -63,8 +62,8 @@ def waiting(timeout: float) -> Iterator[None]:
         if waited < _SPIN_SECONDS:
             time.sleep(0)
         else:
-            time.sleep(pause)
-            pause = min(2 * pause, _MAX_SLEEP_SECONDS)
+            # A share of the wait so far: what comes is seen late by no more than that share.
+            time.sleep(min(max(waited / 16, _MIN_SLEEP_SECONDS), _MAX_SLEEP_SECONDS))
 
 
 class SerialTransport:
@@ -90,6 +89,11 @@ class SerialTransport:
 
     def free(self) -> None:
         """Nothing is held."""
+
+
+# What MPI may still read or write: the buffers and communicators of transports that were never freed. MPI has no way
+# to take a collective back, so after a timeout they must stay where they are until the process ends.
+_not_freed: list[Any] = []
 
 
 class MPITransport:
@@ -124,6 +128,7 @@ class MPITransport:
         self._mpi = MPI
         # Nonblocking, so that a rank that never comes is an error and not a hang.
         self._comm, request = comm.Idup()
+        _not_freed.append((self, request))
         if not any(request.Test() for _ in waiting(timeout)):
             raise ProtocolError(f"rank {comm.rank}: other ranks did not come within {timeout} s", kind="timeout")
         self.rank: int = self._comm.rank
@@ -152,9 +157,11 @@ class MPITransport:
         deadline = time.monotonic() + timeout
         count = memoryview(len(data).to_bytes(8, sys.byteorder))
         counts = bytearray(8 * self.size) if self.rank == 0 else None
-        self._complete(self._comm.Igather([count, 8, self._mpi.BYTE], [counts, 8, self._mpi.BYTE], 0), deadline)
+        self._complete(
+            self._comm.Igather([count, 8, self._mpi.BYTE], [counts, 8, self._mpi.BYTE], 0), deadline, count, counts
+        )
         if counts is None:
-            self._complete(self._comm.Igatherv([data, self._mpi.BYTE], None, 0), deadline)
+            self._complete(self._comm.Igatherv([data, self._mpi.BYTE], None, 0), deadline, data)
             return None
         sizes = [int.from_bytes(counts[i : i + 8], sys.byteorder) for i in range(0, len(counts), 8)]
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
@@ -162,8 +169,9 @@ class MPITransport:
         self._complete(self._comm.Igatherv([data, self._mpi.BYTE], [found, sizes, starts, self._mpi.BYTE], 0), deadline)
         return [bytes(found[s : s + n]) for s, n in zip(starts, sizes, strict=True)]
 
-    def _complete(self, request: Any, deadline: float) -> None:
+    def _complete(self, request: Any, deadline: float, *buffers: Any) -> None:
         if not any(request.Test() for _ in waiting(deadline - time.monotonic())):
+            _not_freed.append((self, request, buffers))
             raise TimeoutError
 
     def is_usable(self) -> bool:
@@ -175,6 +183,7 @@ class MPITransport:
         self._sends = [(r, d) for r, d in self._sends if not r.Test()]
         if not self._sends:
             self._comm.Free()
+            _not_freed[:] = [kept for kept in _not_freed if kept[0] is not self]
 
 
 def connect(comm: Any, timeout: float) -> Transport:

@@ -12,6 +12,7 @@ from mpistream.layout import decompose, resolve_layout
 from mpistream.manifest import (
     EPOCHS_FOLDER,
     FOLDER,
+    LEASE_KEY,
     MANIFEST_KEY,
     STAGE_FOLDER,
     Manifest,
@@ -30,8 +31,6 @@ from mpistream.zarr3.metadata import GROUP_KEY, make_documents
 
 __all__ = ["CreateRequest"]
 
-_REPLACED_FOLDER = f"{FOLDER}/replaced"
-
 
 class CreateRequest:
     """A call of ``write_open``.
@@ -47,6 +46,8 @@ class CreateRequest:
     def __init__(self, schema: StreamSchema, *, overwrite: bool) -> None:
         self._given = self.schema = schema
         self._overwrite = overwrite
+        self.leftovers: list[str] = []
+        """What was replaced, in the stage folder, to be deleted when the store is open."""
 
     def digest_parts(self) -> list[Any]:
         """Return what must be the same on every rank."""
@@ -76,7 +77,7 @@ class CreateRequest:
         StoreError
             For a store that exists.
         """
-        self._names = _check_target(store, overwrite=self._overwrite)
+        self._found = _check_target(store, overwrite=self._overwrite)
 
     def begin(self, store: Store, claimed: Claim, epoch: EpochState, options: Options) -> tuple[Owner, None]:
         """Write everything of a new store whose writers are known."""
@@ -86,10 +87,16 @@ class CreateRequest:
     def create(self, store: Store, claimed: Claim, epoch: EpochState | None, n_writers: int, options: Options) -> Owner:
         """Write everything of a new store, the manifest last but for the group's document."""
         stager = Stager(store, stage_folder(claimed.epoch, 0), claimed.epoch, threads=0, max_pending_nbytes=1)
-        self._set_aside_old(store, claimed.epoch)
+        # Once more, behind the fence: while this opening waited for the lease another may have come and gone.
+        found = _check_target(store, overwrite=self._overwrite)
+        if not self._overwrite and found != self._found:
+            raise StoreError(f"{store.url} was changed by another process meanwhile; try again", kind="exists")
+        self.leftovers = self._set_aside_old(store, stager, claimed.epoch, found[0])
         digest = put_layout(store, claimed.epoch, n_writers, None if epoch is None else epoch.regions)
         schema = self.schema
         documents = make_documents(schema)
+        # Documents before chunks: what a creation that died leaves can be told from what it did not make.
+        put_documents(store, stager, documents.arrays(schema.n_total or 0, growing_only=False), sync=True)
         for array in (schema.time_array, *schema.arrays.values()):
             if array.values is not None:
                 objects = encode_whole(array, schema.key_separator, array.values)
@@ -97,7 +104,6 @@ class CreateRequest:
                     stager.submit(item)
                 stager.retry(objects)
                 stager.place(objects, sync=True)
-        put_documents(store, stager, documents.arrays(schema.n_total or 0, growing_only=False), sync=True)
         manifest = Manifest.first(
             store_id=os.urandom(16).hex(),
             run_id=claimed.run_id,
@@ -105,33 +111,40 @@ class CreateRequest:
             schema=schema,
             layout_digest=digest,
         )
+        # A manifest must not outlast the names of the arrays in the root.
+        store.sync_folders([GROUP_KEY])
         put_manifest(store, stager, manifest)
         # Before its group document a store is not a Zarr store: plain readers see it whole or not at all.
         put_documents(store, stager, {GROUP_KEY: documents.group(manifest.n_records)}, sync=True)
-        store.delete_tree(_REPLACED_FOLDER)
         return Owner(store, manifest, epoch, documents, claimed.keeper, options)
 
-    def _set_aside_old(self, store: Store, epoch: int) -> None:
-        """Rename what was there out of the way, the manifest first: from then on it is no store."""
-        if store.delete(MANIFEST_KEY):
-            store.sync_folders([MANIFEST_KEY])
-        for name in store.list(FOLDER):
-            if f"{FOLDER}/{name}" not in (
-                EPOCHS_FOLDER,
-                STAGE_FOLDER,
-                _REPLACED_FOLDER,
-                nonce_key(epoch),
-            ) and (name != "lease"):
-                store.delete_tree(f"{FOLDER}/{name}")
-        for name in self._names:
-            if name != FOLDER:
-                store.move(name, f"{_REPLACED_FOLDER}/{epoch}/{name}")
+    @staticmethod
+    def _set_aside_old(store: Store, stager: Stager, epoch: int, names: Sequence[str]) -> list[str]:
+        """Rename what was there into the stage folder, the manifest first: from then on it is no store.
+
+        Each rename fails if a newer epoch has fenced this one, so nothing of that one's is ever replaced.
+        """
+        keep = (EPOCHS_FOLDER, STAGE_FOLDER, LEASE_KEY, nonce_key(epoch))
+        old = [MANIFEST_KEY]
+        old += [p for name in store.list(FOLDER) if (p := f"{FOLDER}/{name}") not in (*keep, MANIFEST_KEY)]
+        old += names
+        moved = []
+        for key in old:
+            name = stager.name()
+            try:
+                # Synced one by one: after a loss of power there must be no manifest without its arrays.
+                if store.move(key, name, parents=False):
+                    moved.append(name)
+            except StoreError as error:
+                raise stager.fenced(error) from error
+        return moved
 
 
-def _check_target(store: Store, *, overwrite: bool) -> list[str]:
-    """Return what lies where the store shall be, if it may be replaced."""
-    names = store.list()
-    if not names:
+def _check_target(store: Store, *, overwrite: bool) -> tuple[list[str], bytes | None]:
+    """Return what lies where the store shall be, if it may be replaced: names but ``.mpistream``, and the manifest."""
+    every = store.list()
+    names = [name for name in every if name != FOLDER]
+    if not every:
         try:
             store.make_folder("")
         except StoreError as error:
@@ -140,10 +153,10 @@ def _check_target(store: Store, *, overwrite: bool) -> list[str]:
                 kind="not_a_folder",
                 errno=error.errno,
             ) from error
-        return []
+        return [], None
     manifest = store.read(MANIFEST_KEY)
     document = store.read(GROUP_KEY)
-    if manifest is not None or (document is not None and FOLDER not in names):
+    if manifest is not None or document is not None:
         what = "a stream" if manifest is not None else "a Zarr node"
         if not overwrite:
             continues = "; write_resume continues it" if manifest is not None else ""
@@ -153,15 +166,24 @@ def _check_target(store: Store, *, overwrite: bool) -> list[str]:
                 f"{store.url} is a Zarr {_node_type(document)}, not a group; it is not replaced, give another path",
                 kind="exists",
             )
-    elif FOLDER not in names:
-        raise StoreError(
-            f"{store.url} is a folder with other things in it ({names[0]!r}); it is not replaced, give another path",
-            kind="not_empty",
-        )
+    elif FOLDER not in every:
+        raise _foreign(store, names[0])
     if (below := _stream_below(store, "")) is not None:
         raise StoreError(f"{store.url}: a stream lies below it, in {below!r}; remove that one first", kind="exists")
-    # A folder with .mpistream but no manifest was never created: it is taken over like an empty one.
-    return names
+    if manifest is None and document is None:
+        # A creation that died leaves .mpistream and arrays, but no group: that was never a store, and is taken over.
+        for name in names:
+            # An empty folder may be one that was made for a document.
+            if store.list(name) and _node_type(store.read(f"{name}/{GROUP_KEY}")) != "array":
+                raise _foreign(store, name)
+    return names, manifest
+
+
+def _foreign(store: Store, name: str) -> StoreError:
+    return StoreError(
+        f"{store.url} is a folder with other things in it ({name!r}); it is not replaced, give another path",
+        kind="not_empty",
+    )
 
 
 def _node_type(document: bytes | None) -> str:

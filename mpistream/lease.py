@@ -43,6 +43,8 @@ _MIN_INTERVAL = 0.05
 _DAMAGED_TTL = 120.0  # the ttl of a lease that can't be read
 _MAX_TTL = 1e9
 _START_TIME = 22 - 3  # among the fields of /proc/<pid>/stat after the second, which ends with ")", see proc(5)
+_DYING_SECONDS = 3.0
+_DYING_POLL = 0.05
 _CLOSE_TIMEOUT = 5.0  # for a refresh that hangs in the file system
 
 
@@ -183,6 +185,11 @@ def wait_until_free(
                 lease = Lease.from_bytes(data)
             if lease is not None:
                 is_dead = is_dead_at_once(lease)
+                # A process that was killed can be seen for some moments more, until the system has taken it down.
+                last = clock() + _DYING_SECONDS
+                while is_dead is False and lease.pid != os.getpid() and clock() < last:
+                    sleep(_DYING_POLL)
+                    is_dead = is_dead_at_once(lease)
                 if is_dead:
                     return
                 # Another run id is another writer: judged anew, and waited for anew.

@@ -225,18 +225,21 @@ class LocalStore:
             with self._errors("sync folder", folder, may_be_gone=True):
                 _sync_path(self._path(folder))
 
-    def move(self, source: str, target: str) -> bool:
-        with self._errors("move", source):
+    def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:
+        path = self._path(target)
+        with self._errors("move", source, may_be_gone=not parents):
             if not _exists(self._path(source)):
                 return False
-            os.makedirs(os.path.dirname(self._path(target)), exist_ok=True)
+            if parents:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
             try:
-                os.rename(self._path(source), self._path(target))
+                os.rename(self._path(source), path)
             except OSError as error:
                 if _is_gone(error) and not _exists(self._path(source)):
                     return False
                 raise
-        self.sync_folders([source, target])
+        if sync:
+            self.sync_folders([source, target])
         return True
 
     def copy(self, source: str, target: str) -> bool:

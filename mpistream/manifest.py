@@ -44,6 +44,7 @@ __all__ = [
     "parse_epoch",
     "parse_json",
     "parse_layout",
+    "parse_open_dropped",
     "raise_floors",
     "raised_inside",
     "stage_folder",
@@ -112,9 +113,15 @@ def nonce_key(epoch: int) -> str:
     return f"{FOLDER}/nonce-{epoch}"
 
 
-def dropped_folder(epoch: int) -> str:
-    """Return the folder where the resume of an epoch sets aside what it dropped."""
-    return f"{DROPPED_FOLDER}/{epoch}"
+def dropped_folder(epoch: int, *, is_open: bool = False) -> str:
+    """Return the folder where the resume of an epoch sets aside what was dropped, while it does and afterwards."""
+    return f"{DROPPED_FOLDER}/{epoch}.open" if is_open else f"{DROPPED_FOLDER}/{epoch}"
+
+
+def parse_open_dropped(name: str) -> int | None:
+    """Return the epoch of a folder that a resume was filling, None for another name."""
+    stem, _, suffix = name.rpartition(".")
+    return parse_epoch(stem) if suffix == "open" else None
 
 
 def parse_json(key: str, data: bytes) -> dict[str, Any]:

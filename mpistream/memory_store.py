@@ -96,13 +96,16 @@ class MemoryStore:
     def sync_folders(self, keys: Iterable[str]) -> None:
         """Nothing to do: memory is as durable as it gets."""
 
-    def move(self, source: str, target: str) -> bool:
+    def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:
+        del sync  # memory has nothing that is slower than itself
         with self._lock:
+            if source not in self._objects and source not in self._folders:
+                return False
+            if not parents:
+                self._check_folder(target)
             if source in self._objects:
                 self.place(source, target)
                 return True
-            if source not in self._folders:
-                return False
             below = f"{target}/"
             if target in self._objects or any(k.startswith(below) for k in (*self._objects, *self._folders)):
                 raise StoreError(f"move {source}: {target} exists", kind="io", errno=errno.ENOTEMPTY)

@@ -23,19 +23,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpistream.epoch import EpochState
-from mpistream.errors import FencedError, SchemaError
+from mpistream.errors import FencedError, FormatError, SchemaError
 from mpistream.lease import Lease, LeaseKeeper, wait_until_free
 from mpistream.manifest import (
+    DROPPED_FOLDER,
     EPOCHS_FOLDER,
     MANIFEST_KEY,
     STAGE_FOLDER,
     Manifest,
+    dropped_folder,
     epoch_key,
     fenced_folder,
     layout_bytes,
     layout_key,
     nonce_key,
     parse_epoch,
+    parse_open_dropped,
     stage_folder,
 )
 from mpistream.options import Options
@@ -76,7 +79,7 @@ def claim(store: Store, options: Options, *, takeover: bool) -> Claim:
     run_id = os.urandom(16).hex()
     store.make_folder(EPOCHS_FOLDER)
     store.make_folder(STAGE_FOLDER)
-    epoch = (highest_epoch(store) or 0) + 1
+    epoch = max(highest_epoch(store) or 0, _manifest_epoch(store)) + 1
     while not store.create(epoch_key(epoch), run_id.encode()):
         epoch += 1
     for name in store.list(STAGE_FOLDER):
@@ -89,6 +92,11 @@ def claim(store: Store, options: Options, *, takeover: bool) -> Claim:
             fenced = fenced_folder(name, epoch)
             if store.move(f"{STAGE_FOLDER}/{name}", fenced):
                 store.delete_tree(fenced)
+    for name in store.list(DROPPED_FOLDER):
+        other = parse_open_dropped(name)
+        if other is not None and other < epoch:
+            # The same fence for a resume that was setting records aside: what it has moved stays there.
+            store.move(f"{DROPPED_FOLDER}/{name}", dropped_folder(other))
     store.make_folder(stage_folder(epoch), parents=False)
     store.make_folder(stage_folder(epoch, 0), parents=False)
     highest = highest_epoch(store)
@@ -100,6 +108,15 @@ def claim(store: Store, options: Options, *, takeover: bool) -> Claim:
     keeper.write()
     keeper.start()
     return Claim(run_id=run_id, epoch=epoch, nonce=nonce, keeper=keeper)
+
+
+def _manifest_epoch(store: Store) -> int:
+    """Return the manifest's epoch: claims may have been left out when a store was copied."""
+    data = store.read(MANIFEST_KEY)
+    try:
+        return 0 if data is None else Manifest.from_bytes(data).epoch
+    except FormatError:
+        return 0
 
 
 def checked_regions(given: Sequence[Any], schema: StreamSchema) -> list[Region] | None:

@@ -13,6 +13,8 @@ from mpistream.errors import SchemaError
 __all__ = ["Options", "resolve_options"]
 
 _VARIABLE = "MPISTREAM_OPTIONS"
+# Thirty years; clocks and JSON have no infinity.
+_MAX_TTL = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,8 @@ class Options:
         for name in ("timeout", "exit_timeout", "lease_ttl"):
             if not _is_positive(getattr(self, name)):
                 raise SchemaError(f"option {name} {getattr(self, name)!r}: give seconds above 0", kind="option")
+        if self.lease_ttl > _MAX_TTL:
+            raise SchemaError(f"option lease_ttl {self.lease_ttl!r}: give at most {_MAX_TTL:g} seconds", kind="option")
 
     @property
     def writer_threads(self) -> int:
@@ -95,6 +99,8 @@ def resolve_options(options: Options | None, environment: Mapping[str, str] | No
     SchemaError
         Kind ``option`` when the file can't be read or names an unknown option.
     """
+    if options is not None and not isinstance(options, Options):
+        raise SchemaError(f"options is a {type(options).__name__}; give Options(...)", kind="option")
     path = (os.environ if environment is None else environment).get(_VARIABLE)
     if options is not None or not path:
         return options or Options()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -23,6 +25,8 @@ from mpistream.zarr3.metadata import GROUP_KEY, Documents, chunk_key
 
 __all__ = ["Owner", "commit_error", "fault_error"]
 
+_log = logging.getLogger("mpistream")
+
 _MAX_FAULTS = 8
 
 
@@ -42,7 +46,7 @@ def commit_error(error: MPIStreamError, rank: int) -> MPIStreamError:
     )
 
 
-def fault_error(faults: Sequence[Fault]) -> CommitError:
+def fault_error(faults: Sequence[Fault]) -> CommitError | FencedError:
     """Return the error that names the faults of a decision.
 
     Not collective.
@@ -51,6 +55,8 @@ def fault_error(faults: Sequence[Fault]) -> CommitError:
     if len(faults) > _MAX_FAULTS:
         texts.append(f"and {len(faults) - _MAX_FAULTS} more")
     first = faults[0]
+    if first.kind == "fenced":
+        return FencedError(first.text, rank=first.writer)
     return CommitError(
         f"nothing was committed: {'; '.join(texts)}",
         kind=first.kind,
@@ -165,10 +171,13 @@ class Owner:
         self._is_published = False
 
     def _put_manifest(self, manifest: Manifest, times: Mapping[int, float]) -> None:
+        # Whatever ended an earlier try: its times must not lie before these.
+        self._drop_times()
+        objects: list[StagedObject] = []
+        staged = self._stager.name()
         try:
             # Beyond the visible length a new time chunk harms nobody, so it goes first; a manifest never
             # names a time that is not there (I2).
-            objects: list[StagedObject] = []
             if self._time is not None and times:
                 for record, t in times.items():
                     self._time.put(record, t)
@@ -176,11 +185,12 @@ class Owner:
                 for item in objects:
                     self._stager.submit(item)
                 self._stager.retry(objects)
-            staged = self._stager.name()
             self._store.stage(staged, [data := manifest.to_bytes()], sync=True)
             self._stager.place(objects, sync=self._is_durable)
         except MPIStreamError as error:
-            self._drop_times()
+            self._stager.discard(objects)
+            with contextlib.suppress(StoreError):
+                self._store.delete(staged)
             raise commit_error(self._stager.fenced(error) if isinstance(error, StoreError) else error, 0) from error
         self._place_manifest(staged, data)
         if self._time is not None:
@@ -202,14 +212,18 @@ class Owner:
                     if isinstance(meaning, FencedError):
                         self._drop_times()
                     raise meaning from error
-            self._store.sync_folders([MANIFEST_KEY])
-        except StoreError as error:
+            if self._is_durable:
+                self._store.sync_folders([MANIFEST_KEY])
+        except FencedError:
+            raise
+        except Exception as error:
+            # The rename was tried: from here on only the store knows.
             raise CommitError(
                 f"the manifest's rename or the sync of its folder failed ({error}): whether the commit took place is "
                 "not known; this writer is dead, write_resume tells what is committed",
                 kind="outcome_unknown",
                 rank=0,
-                errno=error.errno,
+                errno=getattr(error, "errno", None),
             ) from error
 
     def publish(self, receipt: CommitReceipt) -> CommitReceipt:
@@ -227,11 +241,12 @@ class Owner:
             )
             self._publish_committed()
             if self._must_delete_dropped:
-                self._store.delete_tree(DROPPED_FOLDER)
+                self._stager.remove(DROPPED_FOLDER)
                 self._must_delete_dropped = False
             self._is_published = True
-        except StoreError as error:
-            text = f"committed, but the Zarr documents lag behind until the next commit: {error}"
+        except (FencedError, StoreError) as error:
+            text = f"committed, but the Zarr documents lag behind until the next commit or resume: {error}"
+            _log.warning("%s: %s", self._store.url, text)
             return replace(receipt, warnings=(*receipt.warnings, text))
         return receipt
 
@@ -258,10 +273,17 @@ def put_documents(store: Store, stager: Stager, documents: Mapping[str, bytes], 
 
     Not collective.
     """
-    staged = {}
-    for key, data in documents.items():
-        staged[key] = stager.name()
-        store.stage(staged[key], [data], sync=sync)
+    staged: dict[str, str] = {}
+    try:
+        for key, data in documents.items():
+            staged[key] = stager.name()
+            store.stage(staged[key], [data], sync=sync)
+    except StoreError:
+        # On a full disk what is staged already is what the next try needs.
+        for name in staged.values():
+            with contextlib.suppress(StoreError):
+                store.delete(name)
+        raise
     for key, name in staged.items():
         store.place(name, key)
     if sync:

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from mpistream.agreement import Channel
 from mpistream.commit import next_manifest
 from mpistream.errors import (
+    CommitError,
     MPIStreamError,
     ProtocolError,
     StoreError,
@@ -382,7 +383,7 @@ class StreamWriter:
         try:
             writer.place(records)
         except Exception as error:  # noqa: BLE001 (it travels in the token: the gather must be complete)
-            failure = _on_every_rank(error, channel.rank)
+            failure = _as_ours(error, channel.rank)
         # 4 Gather, 5 decide, 6 commit, 7 outcome.
         token = json.dumps(writer.token(records, failure).to_json()).encode()
         times = writer.times(records)
@@ -420,7 +421,14 @@ class StreamWriter:
             self._channel.announce(error=found)
             raise found from error
         except BaseException as error:
-            self._channel.announce(error=error)
+            # Ctrl-C, say, in the middle of it: whether the manifest is in place is for the store to tell.
+            unknown = CommitError(
+                f"rank 0 was interrupted in a commit ({type(error).__name__}); this writer is dead, write_resume tells "
+                "what is committed",
+                kind="outcome_unknown",
+                rank=0,
+            )
+            self._channel.announce(error=unknown)
             raise
         self._channel.announce(receipt.to_json())
         return receipt
@@ -608,9 +616,12 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
+def _as_ours(error: BaseException, rank: int) -> MPIStreamError:
+    return error if isinstance(error, MPIStreamError) else error_from_json(error_to_json(error, rank=rank))
+
+
 def _on_every_rank(error: BaseException, rank: int) -> MPIStreamError:
-    found = error if isinstance(error, MPIStreamError) else error_from_json(error_to_json(error, rank=rank))
-    return commit_error(found, rank)
+    return commit_error(_as_ours(error, rank), rank)
 
 
 @atexit.register

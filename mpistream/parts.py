@@ -276,8 +276,8 @@ def commit_tokens(
     for token in map(_as_token, tokens):
         if (token.store_id, token.run_id, token.epoch) != (manifest.store_id, manifest.run_id, manifest.epoch):
             raise CommitError(
-                f"token of writer {token.writer} is of epoch {token.epoch} and run {token.run_id}, the store {store.url} is "
-                f"in epoch {manifest.epoch} of run {manifest.run_id}: another attempt; nothing was committed",
+                f"token of writer {token.writer} is of epoch {token.epoch} and run {token.run_id}, {store.url} is in "
+                f"epoch {manifest.epoch} of run {manifest.run_id}: another attempt; nothing was committed",
                 kind="token",
                 rank=token.writer,
             )

@@ -505,6 +505,8 @@ class RankWriter:
         """
         self._stager.discard(self._all_objects())
         self._objects, self._statics, self._pending, self._blobs = {}, {}, {}, {}
+        # Until every row is read back nothing may be written: a row that can't be read must not be started anew.
+        self._broken = self._broken or ProtocolError("a rollback that failed", kind="broken")
         self._reset_rows()
         self._broken = None
 

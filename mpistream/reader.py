@@ -410,6 +410,9 @@ class StoreReader:
     ) -> None:
         if exc is None:
             self.close()
+        else:
+            # The other ranks must not wait for this one in their next call.
+            self._channel.post_leave(exc)
 
 
 def open_reader(url: str | os.PathLike[str], *, comm: Any = None) -> StoreReader:

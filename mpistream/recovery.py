@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from mpistream.arrays import ArraySpec, Role
+from mpistream.errors import StoreError
 from mpistream.manifest import (
     BLOBS_FOLDER,
     DROPPED_FOLDER,
@@ -20,6 +23,7 @@ from mpistream.manifest import (
 )
 from mpistream.ranges import inside
 from mpistream.schema import StreamSchema
+from mpistream.staging import Stager
 from mpistream.store import Store
 
 __all__ = ["remove_uncommitted", "remove_uncommitted_blobs", "set_aside_dropped", "tidy"]
@@ -53,53 +57,107 @@ def _objects_of_row(store: Store, array: ArraySpec, path: str) -> list[str]:
     return found
 
 
-def set_aside_dropped(store: Store, manifest: Manifest) -> None:
+def set_aside_dropped(store: Store, stager: Stager, manifest: Manifest) -> None:
     """Keep dropped records until the first commit: whole rows by rename, a row that keeps records by copy.
 
-    What is there already was put there by a resume that died or by an earlier one; what then lies in place
-    was never committed.
+    Not collective. What was set aside already, by a resume that died or by an earlier one, is not looked at
+    again; what then lies in place was never committed. The folder comes out of the stage folder and is never
+    made again, so a resume that was fenced can move nothing into it.
+
+    Parameters
+    ----------
+    store
+        The store.
+    stager
+        Of the owner of the new epoch.
+    manifest
+        The state after the resume.
     """
+    todo = list(_to_set_aside(store, manifest))
+    if not todo:
+        return
+    folder = dropped_folder(manifest.epoch, is_open=True)
+    made_folders: set[str] = set()
+    try:
+        made = stager.name()
+        store.make_folder(made, parents=False)
+        store.move(made, folder)
+        for key, is_copied in todo:
+            for above in _folders_above(key):
+                if above not in made_folders:
+                    store.make_folder(f"{folder}/{above}", parents=False)
+                    made_folders.add(above)
+            if is_copied:
+                name = stager.name()
+                store.stage(name, [store.read(key) or b""], sync=True)
+                store.move(name, f"{folder}/{key}", parents=False, sync=False)
+            else:
+                store.move(key, f"{folder}/{key}", parents=False, sync=False)
+        # Once for all: a rename that a loss of power takes back is done again by the next resume.
+        store.sync_folders([f"{folder}/{key}" for key, _ in todo])
+        store.sync_folders([key.rpartition("/")[0] for key, is_copied in todo if not is_copied])
+        store.move(folder, dropped_folder(manifest.epoch))
+    except StoreError as error:
+        raise stager.fenced(error) from error
+
+
+def _is_left_over(manifest: Manifest, name: str) -> bool:
+    """Whether a folder of records set aside belongs to dropped records of before the last commit."""
+    epoch = parse_epoch(name.removesuffix(".open"))
+    return not manifest.dropped or epoch is None or epoch < manifest.dropped[0].epoch
+
+
+def _folders_above(key: str) -> list[str]:
+    parts = key.split("/")
+    return ["/".join(parts[:n]) for n in range(1, len(parts))]
+
+
+def _to_set_aside(store: Store, manifest: Manifest) -> Iterator[tuple[str, bool]]:
+    """Yield (key, whether it is copied) of dropped rows that lie in place and were not set aside before."""
     if not manifest.dropped:
         return
+    folders = [f"{DROPPED_FOLDER}/{name}" for name in store.list(DROPPED_FOLDER) if not _is_left_over(manifest, name)]
+    listed: dict[str, set[str]] = {}
+
+    def exists(key: str) -> bool:
+        above, _, name = key.rpartition("/")
+        if above not in listed:
+            listed[above] = set(store.list(above))
+        return name in listed[above]
+
     for array in _growing(manifest.schema):
         in_place = _rows_in_place(store, array, manifest.schema.key_separator)
         for dropped in manifest.dropped:
-            folder = f"{dropped_folder(dropped.epoch)}/{array.name}"
             first, after = dropped.start // array.row_length, -(-dropped.stop // array.row_length)
             for row, path in in_place:
                 if not first <= row < after:
                     continue
-                if _keeps_any(manifest, array, row):
-                    for item in _objects_of_row(store, array, path):
-                        if not _exists(store, f"{folder}/{item}"):
-                            store.copy(f"{array.name}/{item}", f"{folder}/{item}")
-                elif not _exists(store, f"{folder}/{path}"):
-                    store.move(f"{array.name}/{path}", f"{folder}/{path}")
+                is_copied = _keeps_any(manifest, array, row)
+                items = _objects_of_row(store, array, path) if is_copied else [path]
+                for item in items:
+                    key = f"{array.name}/{item}"
+                    if not any(exists(f"{folder}/{key}") for folder in folders):
+                        yield key, is_copied
 
 
 def _keeps_any(manifest: Manifest, array: ArraySpec, row: int) -> bool:
     return bool(inside(manifest.committed, row * array.row_length, (row + 1) * array.row_length))
 
 
-def _exists(store: Store, key: str) -> bool:
-    folder, _, name = key.rpartition("/")
-    return name in store.list(folder)
-
-
-def remove_uncommitted(store: Store, manifest: Manifest) -> None:
+def remove_uncommitted(store: Store, stager: Stager, manifest: Manifest) -> None:
     """Remove what was placed and is not committed: rows without a committed record, and statics."""
     for array in _growing(manifest.schema):
         for row, path in _rows_in_place(store, array, manifest.schema.key_separator):
             if not _keeps_any(manifest, array, row):
-                store.delete_tree(f"{array.name}/{path}")
+                stager.remove(f"{array.name}/{path}")
     for array in manifest.schema.arrays.values():
         if array.role is Role.STATIC and array.name not in manifest.statics:
             for name in store.list(array.name):
                 if name.startswith("c"):
-                    store.delete_tree(f"{array.name}/{name}")
+                    stager.remove(f"{array.name}/{name}")
 
 
-def remove_uncommitted_blobs(store: Store, manifest: Manifest) -> None:
+def remove_uncommitted_blobs(store: Store, stager: Stager, manifest: Manifest) -> None:
     """Remove packs of blobs that the last committed state does not name: they were placed and never committed.
 
     Not collective.
@@ -108,16 +166,18 @@ def remove_uncommitted_blobs(store: Store, manifest: Manifest) -> None:
     ----------
     store
         The store.
+    stager
+        Of the owner of the new epoch.
     manifest
         The committed state before the recovery: the new one takes the commit_seq of such a pack.
     """
     for name in store.list(BLOBS_FOLDER):
         found = parse_blob(name)
         if found is None or not manifest.names_pack(*found[:2]):
-            store.delete_tree(f"{BLOBS_FOLDER}/{name}")
+            stager.remove(f"{BLOBS_FOLDER}/{name}")
 
 
-def tidy(store: Store, manifest: Manifest) -> None:
+def tidy(store: Store, stager: Stager, manifest: Manifest) -> None:
     """Remove what earlier openings left under ``.mpistream`` and nobody needs.
 
     Not collective.
@@ -126,16 +186,18 @@ def tidy(store: Store, manifest: Manifest) -> None:
     ----------
     store
         The store.
+    stager
+        Of the owner of the new epoch.
     manifest
         The committed state; what it does not name, of layouts and of records set aside, is left over.
     """
     keep = {
         *(layout_key(manifest.epoch), nonce_key(manifest.epoch)),
-        *(MANIFEST_KEY, LEASE_KEY, EPOCHS_FOLDER, STAGE_FOLDER, BLOBS_FOLDER),
-        *(dropped_folder(d.epoch) for d in manifest.dropped),
+        *(MANIFEST_KEY, LEASE_KEY, EPOCHS_FOLDER, STAGE_FOLDER, DROPPED_FOLDER, BLOBS_FOLDER),
     }
-    for folder in (FOLDER, DROPPED_FOLDER):
-        for name in store.list(folder):
-            path = f"{folder}/{name}"
-            if path not in keep and path != DROPPED_FOLDER:
-                store.delete_tree(path)
+    for name in store.list(FOLDER):
+        if f"{FOLDER}/{name}" not in keep:
+            stager.remove(f"{FOLDER}/{name}")
+    for name in store.list(DROPPED_FOLDER):
+        if _is_left_over(manifest, name):
+            stager.remove(f"{DROPPED_FOLDER}/{name}")

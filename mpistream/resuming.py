@@ -76,6 +76,8 @@ class ResumeRequest:
         self._given = schema
         self._at = _time("at", at)
         self._expect = _time("expect_last_t", expect_last_t)
+        self._regions: Sequence[Any] = ()
+        self.leftovers: list[str] = []
 
     def digest_parts(self) -> list[Any]:
         """Return what must be the same on every rank."""
@@ -91,6 +93,7 @@ class ResumeRequest:
         SchemaError, AlignmentError, TilingError
             For regions that don't fit.
         """
+        self._regions = regions
         manifest = self._read(store)
         if self._given is not None:
             _check_same_schema(self._given, manifest)
@@ -130,7 +133,9 @@ class ResumeRequest:
         Every step can be done again from the manifest, so a resume that dies is finished by the next one.
         """
         stager = Stager(store, stage_folder(claimed.epoch, 0), claimed.epoch, threads=0, max_pending_nbytes=1)
-        # Read again: between the check and the claim a writer may have committed, from here on none can.
+        # Once more, behind the fence: between the check and the claim a writer may have committed, or another store
+        # may have come in the place of this one; from here on nobody can.
+        epoch = self.check(store, self._regions)
         old = self._read(store)
         n_keep, last_t, dropped_times = self._cut(store, old)
         manifest = recover(
@@ -142,16 +147,16 @@ class ResumeRequest:
             dropped_times=dropped_times,
             layout_digest=put_layout(store, claimed.epoch, len(epoch.regions), epoch.regions),
         )
-        remove_uncommitted_blobs(store, old)
+        remove_uncommitted_blobs(store, stager, old)
         put_manifest(store, stager, manifest)
         documents = make_documents(manifest.schema)
         _put_all_documents(store, stager, documents, manifest.n_records)
         if (array := manifest.schema.committed_array) is not None:
             chunks = range(-(-manifest.n_records // array.resolved_chunk_shape[0]))
             put_committed(store, stager, manifest, chunks, sync=True)
-        set_aside_dropped(store, manifest)
-        remove_uncommitted(store, manifest)
-        tidy(store, manifest)
+        set_aside_dropped(store, stager, manifest)
+        remove_uncommitted(store, stager, manifest)
+        tidy(store, stager, manifest)
         log_plan(store, manifest.schema, epoch)
         resumed = Resumed(n_dropped=len(dropped_times), last_t=last_t, at=self._at, previous_epoch=old.epoch)
         return Owner(store, manifest, epoch, documents, claimed.keeper, options), resumed

@@ -26,6 +26,7 @@ from mpistream.rank_writer import RankWriter
 from mpistream.region import Region
 from mpistream.resuming import Resumed, ResumeRequest
 from mpistream.schema import StreamSchema
+from mpistream.staging import fenced
 from mpistream.store import Store, open_store
 
 __all__ = ["write_open", "write_resume"]
@@ -254,7 +255,11 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
         raise
     assert writer is not None
     if session is not None:
-        store.delete(nonce_key(manifest.epoch))
+        # Every rank has its writer: what fails from here on, and only harms tidiness, must not end one of them alone.
+        with contextlib.suppress(StoreError):
+            store.delete(nonce_key(manifest.epoch))
+            for name in call.request.leftovers:
+                store.delete_tree(name)
     resumed = entered["resumed"]
     return StreamWriter(
         channel,
@@ -315,14 +320,18 @@ class _OwnerSession:
                     kind="not_shared",
                     rank=rank,
                 )
-        self.owner, resumed = self._request.begin(self._store, self._claim, self._epoch, self._options)
+        try:
+            self.owner, resumed = self._request.begin(self._store, self._claim, self._epoch, self._options)
+        except StoreError as error:
+            raise fenced(self._store, self._claim.epoch, error) from error
         common = {
             "manifest": self.owner.manifest.to_bytes().decode(),
             "resumed": None
             if resumed is None
             else {name: getattr(resumed, name) for name in Resumed.__dataclass_fields__},
         }
-        return [{**common, "share": self._epoch.share(rank).to_json()} for rank in range(len(votes))]
+        assert self.owner.epoch is not None
+        return [{**common, "share": self.owner.epoch.share(rank).to_json()} for rank in range(len(votes))]
 
     def close(self) -> None:
         """After a failure: give the lease back, so that the next try need not wait for it."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from mpistream.errors import FencedError, StoreError
 from mpistream.manifest import EPOCHS_FOLDER, parse_epoch
 from mpistream.store import Store
 
-__all__ = ["StagedObject", "Stager", "highest_epoch"]
+__all__ = ["StagedObject", "Stager", "fenced", "highest_epoch"]
 
 # Enough to tell one object from another: a shard ends with its index and the index's checksum.
 _TAIL_NBYTES = 64
@@ -33,6 +34,28 @@ def highest_epoch(store: Store) -> int | None:
     """
     found = [e for name in store.list(EPOCHS_FOLDER) if (e := parse_epoch(name)) is not None]
     return max(found, default=None)
+
+
+def fenced(store: Store, epoch: int, error: StoreError) -> FencedError | StoreError:
+    """Return what a failure of the store means to a writer of an epoch.
+
+    Not collective.
+
+    Returns
+    -------
+    For a failure of kind ``gone``, and when there is a higher epoch, a FencedError; otherwise the error itself.
+    """
+    if error.kind == "gone":
+        try:
+            highest = highest_epoch(store)
+        except StoreError:
+            return error
+        if highest is not None and highest > epoch:
+            return FencedError(
+                f"{store.url}: epoch {highest} took the store over from epoch {epoch}; this writer must stop, its "
+                "uncommitted records are lost"
+            )
+    return error
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -84,46 +107,32 @@ class Stager:
 
     def __init__(self, store: Store, folder: str, epoch: int, *, threads: int, max_pending_nbytes: int) -> None:
         self._store = store
-        self._folder = folder
         self._epoch = epoch
-        self._names = itertools.count()
-        self._max_pending = max_pending_nbytes
-        # All below is guarded by _changed.
-        self._changed = threading.Condition()
-        self._queue: deque[StagedObject] = deque()
-        self._pending_nbytes = 0
-        self._n_in_flight = 0
-        self._is_closed = False
+        self._work = _Work(store, folder, epoch, max_pending_nbytes)
         self._thread: threading.Thread | None = None
         if threads > 0:
-            self._thread = threading.Thread(target=self._run, name="mpistream-stage", daemon=True)
+            # The thread knows the work, not this object: a writer that nobody closed can still go, and takes it along.
+            self._thread = threading.Thread(target=self._work.run, name="mpistream-stage", daemon=True)
             self._thread.start()
+            weakref.finalize(self, self._work.close)
 
     def submit(self, item: StagedObject) -> None:
         """Stage an object, now or in the background; a failure is kept in ``item.error``."""
         if self._thread is None:
-            self._stage(item)
-            return
-        with self._changed:
-            # An object larger than the bound still goes, alone.
-            while self._pending_nbytes and self._pending_nbytes + item.nbytes > self._max_pending:
-                self._changed.wait()
-            self._queue.append(item)
-            self._pending_nbytes += item.nbytes
-            self._changed.notify_all()
+            self._work.stage(item)
+        else:
+            self._work.put(item)
 
     def wait(self) -> None:
         """Wait until nothing is on its way."""
-        with self._changed:
-            while self._queue or self._n_in_flight:
-                self._changed.wait()
+        self._work.wait()
 
     def retry(self, items: Iterable[StagedObject]) -> None:
         """Stage again what could not be staged, and raise the first failure that remains."""
         self.wait()
         for item in items:
             if item.staged_key is None and not item.is_placed:
-                self._stage(item)
+                self._work.stage(item)
         for item in items:
             if item.error is not None:
                 raise item.error
@@ -141,16 +150,30 @@ class Stager:
         for item in items:
             if not item.is_placed:
                 self._place(item)
-        keys = [i.key for i in items if sync or i.must_sync]
-        if not keys:
+        if not sync or not items:
             return
         try:
-            self._store.sync_folders(keys)
+            self._store.sync_folders([i.key for i in items])
         except StoreError:
             # The names may or may not be durable: take the objects back, so that the next try renames anew.
             for item in items:
-                self._take_back(item)
+                item.is_placed, item.staged_key = False, None
             raise
+
+    def remove(self, key: str) -> None:
+        """Remove an object or a whole folder, by way of the stage folder: a writer that was fenced removes nothing.
+
+        Raises
+        ------
+        FencedError
+            When a newer epoch removed the stage folder.
+        """
+        name = self.name()
+        try:
+            if self._store.move(key, name, parents=False, sync=False):
+                self._store.delete_tree(name)
+        except StoreError as error:
+            raise self.fenced(error) from error
 
     def discard(self, items: Iterable[StagedObject]) -> None:
         """Forget objects that will not be placed, and remove what is staged of them."""
@@ -163,65 +186,18 @@ class Stager:
 
     def close(self) -> None:
         """End the thread; what is still queued is not written."""
-        with self._changed:
-            self._is_closed = True
-            self._queue.clear()
-            self._changed.notify_all()
+        self._work.close()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def name(self) -> str:
         """Return a new key in the stage folder."""
-        return f"{self._folder}/{next(self._names)}"
+        return self._work.name()
 
     def fenced(self, error: StoreError) -> FencedError | StoreError:
         """Return what a failure of kind ``gone`` means: fenced, if there is a higher epoch."""
-        if error.kind == "gone":
-            try:
-                highest = highest_epoch(self._store)
-            except StoreError:
-                return error
-            if highest is not None and highest > self._epoch:
-                return FencedError(
-                    f"{self._store.url}: epoch {highest} took the store over from epoch {self._epoch}; "
-                    "this writer must stop, its uncommitted records are lost"
-                )
-        return error
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._queue and not self._is_closed:
-                    self._changed.wait()
-                if self._is_closed:
-                    return
-                item = self._queue.popleft()
-                self._n_in_flight += 1
-            try:
-                self._stage(item)
-            finally:
-                self._done(item)
-
-    def _done(self, item: StagedObject) -> None:
-        with self._changed:
-            self._n_in_flight -= 1
-            self._pending_nbytes -= item.nbytes
-            self._changed.notify_all()
-
-    def _stage(self, item: StagedObject) -> None:
-        assert item.pieces is not None, "an object whose memory is released is staged"
-        key = self.name()
-        try:
-            self._store.stage(key, item.pieces, sync=item.must_sync)
-        except StoreError as error:
-            item.error = self.fenced(error)
-            return
-        except Exception as error:  # noqa: BLE001 (kept for the next arrive; a dead thread would hang flush)
-            item.error = error
-            return
-        item.tail = bytes(item.pieces[-1])[-_TAIL_NBYTES:]
-        item.staged_key, item.pieces, item.error = key, None, None
+        return fenced(self._store, self._epoch, error)
 
     def _place(self, item: StagedObject) -> None:
         assert item.staged_key is not None, "only what is staged can be placed"
@@ -244,7 +220,79 @@ class Stager:
         finally:
             reader.close()
 
-    def _take_back(self, item: StagedObject) -> None:
-        data = self._store.read(item.key)
-        if data is not None:
-            item.pieces, item.staged_key, item.is_placed = [data], None, False
+
+class _Work:
+    """What the staging thread does, apart from `Stager` so that it does not keep that alive."""
+
+    def __init__(self, store: Store, folder: str, epoch: int, max_pending_nbytes: int) -> None:
+        self._store = store
+        self._folder = folder
+        self._epoch = epoch
+        self._max_pending = max_pending_nbytes
+        self._names = itertools.count()
+        # All below is guarded by _changed.
+        self._changed = threading.Condition()
+        self._queue: deque[StagedObject] = deque()
+        self._pending_nbytes = 0
+        self._n_in_flight = 0
+        self._is_closed = False
+
+    def name(self) -> str:
+        return f"{self._folder}/{next(self._names)}"
+
+    def put(self, item: StagedObject) -> None:
+        with self._changed:
+            # An object larger than the bound still goes, alone.
+            while self._pending_nbytes and self._pending_nbytes + item.nbytes > self._max_pending:
+                self._changed.wait()
+            self._queue.append(item)
+            self._pending_nbytes += item.nbytes
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        with self._changed:
+            while self._queue or self._n_in_flight:
+                self._changed.wait()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                item = self._queue.popleft()
+                self._n_in_flight += 1
+            try:
+                self.stage(item)
+            finally:
+                with self._changed:
+                    self._n_in_flight -= 1
+                    self._pending_nbytes -= item.nbytes
+                    self._changed.notify_all()
+            del item  # while it waits it holds no memory
+
+    def stage(self, item: StagedObject) -> None:
+        key = self.name()
+        try:
+            if item.pieces is None:
+                # It was placed, and the sync of its name failed: its bytes lie under its key.
+                data = self._store.read(item.key)
+                if data is None:
+                    raise StoreError(f"{item.key}: gone after the sync of its folder failed; roll back", kind="io")
+                item.pieces = [data]
+            self._store.stage(key, item.pieces, sync=item.must_sync)
+        except StoreError as error:
+            item.error = fenced(self._store, self._epoch, error)
+            return
+        except Exception as error:  # noqa: BLE001 (kept for the next arrive; a dead thread would hang flush)
+            item.error = error
+            return
+        item.tail = bytes(item.pieces[-1])[-_TAIL_NBYTES:]
+        item.staged_key, item.pieces, item.error = key, None, None

@@ -90,10 +90,11 @@ class Writable(Protocol):
         The root itself is synced, last, when one of the keys lies right in it.
         """
 
-    def move(self, source: str, target: str) -> bool:
-        """Rename an object or a whole folder, durably; False when the source is not there.
+    def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:
+        """Rename an object or a whole folder; False when the source is not there.
 
-        An object replaces the one at the target; a folder never replaces a folder with something in it.
+        Without ``parents`` the folder of the target must exist (else gone): it is how a fence holds for what
+        destroys, as it does for what is placed.
         """
 
     def copy(self, source: str, target: str) -> bool:

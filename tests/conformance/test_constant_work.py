@@ -99,8 +99,7 @@ def test_commit_of_a_record_is_a_handful_of_operations() -> None:
     """A commit stages and places its objects, one time chunk, the manifest and four growing documents; no more."""
     _, counts = filled(FEW, 1, "/")
     # 2 variables x 2 shards, count, time, manifest, and documents of the group, time, u, v and count.
-    assert counts == {"stage": 12, "place": 12, "sync_folders": counts["sync_folders"]}
-    assert counts["sync_folders"] <= 4
+    assert counts == {"stage": 12, "place": 12}
 
 
 def test_commit_with_nothing_pending_asks_nothing() -> None:
@@ -191,5 +190,6 @@ def test_resume_with_at_looks_for_the_time_by_bisection() -> None:
     n_chunks = -(-n // TIME_CHUNK)
     reads: dict[str, Any] = {"read": many.pop("read") - few.pop("read")}
     assert many == few
-    assert 0 <= reads["read"] <= 2 * n_chunks.bit_length()
+    # Twice: what was found before the claim is looked for again behind the fence.
+    assert 0 <= reads["read"] <= 4 * n_chunks.bit_length()
     assert peak < 50e6

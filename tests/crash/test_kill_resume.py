@@ -155,28 +155,29 @@ def test_job_that_loses_one_rank_can_be_resumed(tmp_path: Path, rank: int) -> No
     assert keys(url) == SCENE.keys(n + 3, SHARD)
 
 
-# Where a job of three ranks is killed in the commit of its seventh record: who hangs, in which call, on which key,
-# and how many records are committed then. Rank 2 has two of the four shards.
-PLACES: dict[str, tuple[dict[str, Any], int]] = {
-    "within the write of a shard": ({"rank": 1, "call": "stage", "prefix": ""}, 6),
-    "between write and rename of a shard": ({"rank": 1, "call": "place", "prefix": "u/c/"}, 6),
-    "between the renames of two shards": ({"rank": 2, "call": "place", "prefix": "u/c/1/3/"}, 6),
-    "before a sync of folders": ({"rank": 2, "call": "sync_folders", "prefix": "u/c/"}, 6),
-    "before the rename of the time chunk": ({"rank": 0, "call": "place", "prefix": "time/c/"}, 6),
-    "before the rename of the manifest": ({"rank": 0, "call": "place", "prefix": ".mpistream/manifest.json"}, 6),
-    "after the rename of the manifest": ({"rank": 0, "call": "sync_folders", "prefix": ".mpistream/manifest.json"}, 7),
-    "before the group's document": ({"rank": 0, "call": "place", "prefix": "zarr.json"}, 7),
-    "before an array's document": ({"rank": 0, "call": "place", "prefix": "zonal/zarr.json"}, 7),
+# Where a job of three ranks is killed: who hangs in which call on which key, in the commit of which record, and how
+# many records are committed then. Record 6 is within a row, record 8 begins one; rank 2 has two of the four shards.
+PLACES: dict[str, tuple[dict[str, Any], int, int]] = {
+    "within the write of a shard": ({"rank": 1, "call": "stage", "prefix": ""}, 6, 6),
+    "between write and rename of a shard": ({"rank": 1, "call": "place", "prefix": "u/c/"}, 6, 6),
+    "between the renames of two shards": ({"rank": 2, "call": "place", "prefix": "u/c/2/3/"}, 8, 8),
+    "before a sync of folders": ({"rank": 2, "call": "sync_folders", "prefix": "u/c/"}, 6, 6),
+    "before the time chunk": ({"rank": 0, "call": "place", "prefix": "time/c/"}, 6, 6),
+    "before the manifest": ({"rank": 0, "call": "place", "prefix": ".mpistream/manifest.json"}, 8, 8),
+    "before the first commit's": ({"rank": 0, "call": "place", "prefix": ".mpistream/manifest.json", "after": 1}, 0, 0),
+    "after the manifest": ({"rank": 0, "call": "sync_folders", "prefix": ".mpistream/manifest.json"}, 6, 7),
+    "before the group's document": ({"rank": 0, "call": "place", "prefix": "zarr.json"}, 6, 7),
+    "before an array's document": ({"rank": 0, "call": "place", "prefix": "zonal/zarr.json"}, 8, 9),
 }
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_job_killed_at_a_step_of_a_commit_is_resumed_from_before_or_after_it(tmp_path: Path, place: str) -> None:
     """The record is committed iff the manifest was renamed; a resume removes what was placed or staged beyond it."""
-    hang, n = PLACES[place]
+    hang, record, n = PLACES[place]
     url = tmp_path / "s"
-    _run_to_hang(3, url, 20, hang=hang, arm_at=6)
-    assert _assert_committed(url, 6, 7) == n
+    _run_to_hang(3, url, 20, hang=hang, arm_at=record)
+    assert _assert_committed(url, record, record + 1) == n
     _finish(_resume_alone(url, n), url)
 
 
@@ -205,7 +206,7 @@ def test_job_killed_while_it_makes_the_store_has_made_none(tmp_path: Path, hang:
 
 def _aside(url: Path) -> dict[str, bytes]:
     """Return what is kept under dropped/<epoch>, by the keys that it had."""
-    folders = sorted((url / ".mpistream/dropped").glob("*"), key=lambda p: int(p.name), reverse=True)
+    folders = sorted((url / ".mpistream/dropped").glob("*"), key=lambda p: int(p.name.split(".")[0]), reverse=True)
     return {k: (f / k).read_bytes() for f in folders for k in keys(f)}
 
 
@@ -237,7 +238,8 @@ def test_job_killed_right_after_a_resume_has_destroyed_nothing(tmp_path: Path) -
         ({"call": "place", "prefix": "zonal/zarr.json"}, 6),
         ({"call": "move", "prefix": "u/c/2"}, 6),
         ({"call": "move", "prefix": "zonal/c/2"}, 6),
-        ({"call": "place", "prefix": ".mpistream/dropped/2/zonal", "after": 1}, 6),
+        ({"call": "move", "prefix": ".mpistream/stage/2/0/", "after": 2}, 6),  # in the copies of row 1
+        ({"call": "move", "prefix": ".mpistream/dropped/2.open"}, 6),
     ],
     ids=lambda v: f"{v['call']} {v['prefix']}" if isinstance(v, dict) else "",
 )
@@ -255,11 +257,15 @@ def test_job_killed_within_a_resume_is_resumed_all_the_same(tmp_path: Path, hang
     _finish(w, url)
 
 
-def test_job_killed_while_it_deletes_what_was_dropped_goes_on(tmp_path: Path) -> None:
-    """The first commit after a resume deletes what was dropped; a kill right before that leaves nothing for ever."""
+@pytest.mark.parametrize(
+    "hang",
+    [{"call": "move", "prefix": ".mpistream/dropped"}, {"call": "delete_tree", "prefix": ".mpistream/stage/2/0/"}],
+    ids=lambda h: h["call"],
+)
+def test_job_killed_while_it_deletes_what_was_dropped_goes_on(tmp_path: Path, hang: dict[str, Any]) -> None:
+    """The first commit after a resume deletes what was dropped; a kill within that leaves nothing for ever."""
     url = tmp_path / "s"
     mpiexec(2, _args(url, 11), timeout=60)
-    hang = {"rank": 0, "call": "delete_tree", "prefix": ".mpistream/dropped"}
-    _run_to_hang(2, url, 20, at=time_of(5), hang=hang)
+    _run_to_hang(2, url, 20, at=time_of(5), hang={"rank": 0, **hang}, arm_at=6)
     assert _assert_committed(url, 7, 7) == 7
     _finish(_resume_alone(url, 7), url)

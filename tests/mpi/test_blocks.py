@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.mpi
 
-SHARD = {"z": 2, "y": 4, "x": 6}
-CHUNK = {"z": 2, "y": 2, "x": 6}
+SHARD = {"z": 3, "y": 2, "x": 13}
+CHUNK = {"z": 3, "y": 1, "x": 13}
 PLANE_SHARD = {"y": 2, "x": 3}
 
 
@@ -28,13 +28,15 @@ def _spoil(block: np.ndarray[Any, Any]) -> None:
     block.reshape(-1).view(np.uint8)[...] = 0xFF
 
 
-@pytest.mark.parametrize("threads", [0, 1])
-@pytest.mark.parametrize(("row", "inner"), [(1, 1), (4, 1), (4, 4)])
+@pytest.mark.parametrize(
+    ("row", "inner", "threads", "codec"),
+    [(1, 1, 1, "fast"), (1, 1, 0, "none"), (1, 1, 1, "none"), (4, 1, 1, "none"), (4, 4, 0, "fast"), (4, 4, 1, "none")],
+)
 def test_every_array_may_be_overwritten_when_the_call_returns(
-    comm: MPI.Intracomm, mpi_tmp_path: Path, row: int, inner: int, threads: int
+    comm: MPI.Intracomm, mpi_tmp_path: Path, row: int, inner: int, threads: int, codec: str
 ) -> None:
     """Overwriting each array with 0xFF right after write_static and write_record changes nothing."""
-    schema = FULL.schema(shard_shape={"time": row, **SHARD}, chunk_shape={"time": inner, **CHUNK})
+    schema = FULL.schema(shard_shape={"time": row, **SHARD}, chunk_shape={"time": inner, **CHUNK}, codec=codec)
     with ms.write_open(mpi_tmp_path / "s", schema, comm=comm, options=options(threads=threads)) as w:
         for name in FULL.region_statics:
             block = np.array(FULL.block(name, w.region))

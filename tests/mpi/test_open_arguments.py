@@ -139,9 +139,7 @@ def test_malformed_region_of_one_rank_is_an_error_on_every_rank(
     assert (type(error), error.kind, error.rank) == (ms.SchemaError, "region", last)
 
 
-@pytest.mark.parametrize(
-    "bounds", [(np.int32(0), np.int64(8)), [0, 8], slice(0, 8), slice(None), np.array([0, 8])], ids=str
-)
+@pytest.mark.parametrize("bounds", [(np.int32(0), np.int64(8)), slice(0, 8), slice(None), np.array([0, 8])], ids=str)
 def test_region_bounds_of_any_integer_form_are_good(comm: MPI.Intracomm, mpi_tmp_path: Path, bounds: Any) -> None:
     """Bounds may be numpy integers, lists, arrays or slices."""
     region = {"y": bounds} if comm.rank == 0 else {"y": (0, 0)}
@@ -231,3 +229,14 @@ def test_broken_options_file_of_one_rank_is_an_error_on_all(
     error = _refused(comm, mpi_tmp_path, lambda url: ms.write_open(url, _schema(), comm=comm))
     assert (type(error), error.kind, error.rank) == (ms.SchemaError, "option", 1)
     assert "options-1.toml" in str(error)
+
+
+@pytest.mark.parametrize("wrong", [{"timeout": 20}, 20, "fsync"], ids=str)
+def test_options_of_a_wrong_type_are_an_error_on_every_rank(
+    comm: MPI.Intracomm, mpi_tmp_path: Path, wrong: Any
+) -> None:
+    """Something else than Options on one rank is a SchemaError on all, naming the rank."""
+    last = comm.size - 1
+    given: Any = wrong if comm.rank == last else OPTIONS
+    error = _refused(comm, mpi_tmp_path, lambda url: ms.write_open(url, _schema(), comm=comm, options=given))
+    assert (type(error), error.kind, error.rank) == (ms.SchemaError, "option", last)

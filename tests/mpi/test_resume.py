@@ -94,11 +94,14 @@ def test_any_number_of_ranks_goes_on_after_any_other(
             assert kept == n_kept
         sync(comm)
         runs = runs[:n_kept] + [run] * (stop - n_kept)
-        _check(comm, url, runs, row, separator)
+        if run in (1, 3, 5):
+            _check(comm, url, runs, row, separator)
 
 
-@pytest.mark.parametrize(("row", "inner"), [(1, 1), (4, 1), (4, 2), (4, 4)])
-@pytest.mark.parametrize("n_kept", [0, 3, 4, 6])
+@pytest.mark.parametrize(
+    ("row", "inner", "n_kept"),
+    [(1, 1, 0), (1, 1, 4), (4, 1, 0), (4, 1, 3), (4, 1, 4), (4, 2, 3), (4, 4, 0), (4, 4, 3), (4, 4, 4), (4, 4, 6)],
+)
 def test_resume_at_a_record_drops_what_follows(
     comm: MPI.Intracomm, mpi_tmp_path: Path, row: int, inner: int, n_kept: int
 ) -> None:

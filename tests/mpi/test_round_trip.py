@@ -80,7 +80,7 @@ def test_rows_of_different_lengths_come_back(comm: MPI.Intracomm, mpi_tmp_path: 
     """Each variable may have a row length of its own."""
     rows = {"u": 3, "p": 2, "ice": 1, "zonal": 4, "merid": 5}
     overrides: dict[str, dict[str, Any]] = {v: {"shard_shape": {"time": row}} for v, row in rows.items()}
-    _written(comm, mpi_tmp_path / "s", FULL, 6, schema=FULL.schema(overrides, shard_shape=SHARD, chunk_shape=CHUNK))
+    _written(comm, mpi_tmp_path / "s", FULL, 6, schema=FULL.schema(overrides, shard_shape=SHARD, chunk_shape=SHARD))
 
     on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", FULL, [0] * 6))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import mpistream as ms
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["OPTIONS", "at_most", "error_on_all", "keys", "on_root", "options", "subcomm", "sync", "tree"]
 
 T = TypeVar("T")
+
+# Of messages on the communicator of the tests themselves.
+_TAG = 7071
 
 
 def options(**changes: Any) -> ms.Options:
@@ -27,22 +31,31 @@ def options(**changes: Any) -> ms.Options:
 OPTIONS = options()
 
 
-def sync(comm: MPI.Intracomm, timeout: float = 60) -> None:
-    """Wait for all ranks without taking the core from those that work."""
-    request = comm.Ibarrier()
-    deadline = time.monotonic() + timeout
-    while not request.Test():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"rank {comm.rank} waited {timeout:g} s for the other ranks")
-        time.sleep(0.001)
+def sync(comm: MPI.Intracomm) -> None:
+    """Wait for all ranks."""
+    on_root(comm, lambda: None)
 
 
 def on_root(comm: MPI.Intracomm, fn: Callable[[], T]) -> T:
-    """Return on every rank what ``fn`` returns on rank 0, when all ranks have come; nobody goes on before."""
-    sync(comm)
-    value = fn() if comm.rank == 0 else None
-    sync(comm)
-    return comm.bcast(value, root=0)
+    """Return on every rank what ``fn`` returns on rank 0, when all ranks have come; nobody goes on before.
+
+    A barrier of MPI waits at full speed, on cores that those who are waited for need; this one looks and sleeps.
+    """
+    if comm.rank:
+        comm.send(None, 0, _TAG)
+        return _receive(comm, 0)
+    for rank in range(1, comm.size):
+        _receive(comm, rank)
+    value = fn()
+    for rank in range(1, comm.size):
+        comm.send(value, rank, _TAG)
+    return value
+
+
+def _receive(comm: MPI.Intracomm, source: int) -> Any:
+    message = wait_until(lambda: comm.improbe(source, _TAG), 60, f"rank {source}", every=0.002)
+    assert message is not None
+    return message.recv()
 
 
 def error_on_all(comm: MPI.Intracomm, call: Callable[[], object]) -> ms.MPIStreamError:

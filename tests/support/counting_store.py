@@ -104,9 +104,9 @@ class CountingStore:
         self._count("sync_folders", " ".join(keys))
         self.inner.sync_folders(keys)
 
-    def move(self, source: str, target: str) -> bool:
+    def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:
         self._count("move", source)
-        return self.inner.move(source, target)
+        return self.inner.move(source, target, parents=parents, sync=sync)
 
     def copy(self, source: str, target: str) -> bool:
         self._count("copy", source)

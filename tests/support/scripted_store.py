@@ -15,7 +15,8 @@ __all__ = ["ScriptedStore"]
 class ScriptedStore(MemoryStore):
     """A `MemoryStore` with a script.
 
-    ``calls`` holds (method, key) in the order of the calls. While ``gate`` is cleared nothing is staged.
+    ``calls`` holds (method, key) in the order of the calls. While ``gate`` is cleared nothing is staged, and
+    ``n_held`` says how many calls wait for it.
     """
 
     def __init__(self) -> None:
@@ -24,6 +25,7 @@ class ScriptedStore(MemoryStore):
         self.gate = threading.Event()
         self.gate.set()
         self.n_open = 0
+        self.n_held = 0
         self._errors: defaultdict[str, deque[BaseException | None]] = defaultdict(deque)
 
     def fail(self, method: str, *errors: BaseException | None) -> None:
@@ -40,7 +42,9 @@ class ScriptedStore(MemoryStore):
             raise error
 
     def stage(self, key: str, pieces: Sequence[Any], *, sync: bool) -> int:
+        self.n_held += 1
         self.gate.wait(60)
+        self.n_held -= 1
         self._called("stage", (key, sync))
         return super().stage(key, pieces, sync=sync)
 
@@ -50,6 +54,10 @@ class ScriptedStore(MemoryStore):
 
     def sync_folders(self, keys: Iterable[str]) -> None:
         self._called("sync_folders", sorted(keys))
+
+    def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:
+        self._called("move", source)
+        return super().move(source, target, parents=parents, sync=sync)
 
     def delete(self, key: str) -> bool:
         self._called("delete", key)

@@ -65,6 +65,9 @@ class Crew:
         found = {}
         for name, whole in record.items():
             array = self.schema.arrays[name]
+            if not array.shape:
+                found[name] = whole
+                continue
             box = [writer.region.get(d, (0, n)) for d, n in zip(array.space_dims, array.shape, strict=True)]
             found[name] = np.asarray(whole)[tuple(slice(a, b) for a, b in box)]
         return found

@@ -76,10 +76,10 @@ class HangingStore(LocalStore):
             self._stop(found[0])
         super().sync_folders(found)
 
-    def move(self, source: str, target: str) -> bool:
+    def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:
         if self._meets("move", source):
             self._stop(source)
-        return super().move(source, target)
+        return super().move(source, target, parents=parents, sync=sync)
 
     def delete_tree(self, key: str) -> None:
         if self._meets("delete_tree", key):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from mpistream.agreement import Channel
-from mpistream.comm import SerialTransport
 from mpistream.errors import CommitError, FormatError, MPIStreamError, ProtocolError, SchemaError, StoreError
 from tests.support.ranks import MemoryTransport, run_ranks
 
@@ -307,88 +306,3 @@ def test_silence_of_rank_0_is_an_unknown_outcome() -> None:
         return _facts(error)[:3]
 
     assert _channels(2, rank, timeout=0.3) == [None, (CommitError, "outcome_unknown", 0)]
-
-
-@pytest.mark.parametrize("bad", [0, 1, 3])
-def test_rank_that_leaves_ends_the_agreement_of_the_others(bad: int) -> None:
-    """Those who wait, and those who come later, get an error at once that names the rank and its exception."""
-    left = threading.Event()
-
-    def rank(channel: Channel) -> Any:
-        if channel.rank == bad:
-            channel.post_leave(ValueError("negative density"))
-            channel.wait_left(5)
-            left.set()
-            return _facts(_error(lambda: channel.exchange("commit")))
-        if channel.rank == 2:
-            assert left.wait(10)
-        began = time.monotonic()
-        found = _facts(_error(lambda: channel.exchange("commit")))
-        assert time.monotonic() - began < 5
-        assert channel.is_usable() is False
-        return found
-
-    text = f"rank {bad} left with ValueError: negative density; nothing more is committed by this writer"
-    assert _channels(4, rank, timeout=20) == [(CommitError, "left", bad, None, text)] * 4
-
-
-def test_leaving_waits_no_longer_than_it_is_told() -> None:
-    """A rank that leaves while rank 0 never comes is kept for the exit timeout only."""
-
-    def rank(channel: Channel) -> float:
-        if channel.rank == 0:
-            return 0.3
-        began = time.monotonic()
-        channel.post_leave(ValueError("x"))
-        channel.wait_left(0.3)
-        return time.monotonic() - began
-
-    _, waited = _channels(2, rank, timeout=20)
-    assert 0.3 <= waited < 5
-
-
-def test_ranks_that_all_leave_do_not_wait_for_each_other() -> None:
-    """When every rank leaves by an exception of its own, each hears of rank 0's and goes."""
-
-    def rank(channel: Channel) -> Any:
-        channel.post_leave(ValueError(f"of {channel.rank}"))
-        channel.wait_left(5)
-        return str(channel.failure).split(";")[0]
-
-    began = time.monotonic()
-    assert _channels(4, rank) == [f"rank {r} left with ValueError: of {r}" for r in range(4)]
-    assert time.monotonic() - began < 5
-
-
-def test_channel_of_one_rank_needs_nobody() -> None:
-    """Alone, agreements are function calls, leaving is nothing, and nothing is sent."""
-    channel = Channel(SerialTransport(), 1)
-    assert channel.exchange("x", payload=2, answer=lambda p: [p[0] + 1]) == 3
-    assert channel.exchange("x") is None
-    assert channel.gather(b"t") == [b"t"]
-    channel.announce(1)
-    channel.post_leave(ValueError("x"))
-    channel.wait_left(1)
-    assert channel.is_usable() is True
-    channel.close()
-
-
-def test_close_gives_the_communicator_back_once_all_have_agreed() -> None:
-    """A channel frees its communicator, but not one on which a rank may still be inside a call."""
-
-    def run(transport: MemoryTransport) -> list[bool]:
-        channel = Channel(transport, 0.3)
-        channel.exchange("close")
-        channel.close()
-        return [transport.is_free]
-
-    assert run_ranks(3, run) == [[True]] * 3
-
-    def dead(transport: MemoryTransport) -> list[bool]:
-        channel = Channel(transport, 0.3)
-        if transport.rank != 1:
-            _error(lambda: channel.exchange("x"))
-            channel.close()
-        return [transport.is_free]
-
-    assert run_ranks(3, dead) == [[False]] * 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,9 +17,11 @@ from mpistream.errors import SchemaError
 
 def test_the_first_dim_is_time() -> None:
     """It has the length None; the others have integers, numpy's too."""
-    assert checked_dims({"t": None, "y": 3, "x": np.int64(5)}) == ("t", {"y": 3, "x": 5})
-    assert type(checked_dims({"t": None, "x": np.int64(5)})[1]["x"]) is int
+    dims: dict[str, Any] = {"t": None, "y": 3, "x": np.int64(5)}
+    assert checked_dims(dims) == ("t", {"y": 3, "x": 5})
+    assert type(checked_dims(dims)[1]["x"]) is int
     assert checked_dims({"t": None}) == ("t", {})
+    assert checked_dims({"t": None, "one": 1}) == ("t", {"one": 1})
 
 
 @pytest.mark.parametrize(

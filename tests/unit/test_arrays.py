@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +24,8 @@ from mpistream.grid import ShardGrid
 CHAIN = ({"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"})
 
 
-def spec(**changes) -> ArraySpec:
-    given_ = {
+def spec(**changes: Any) -> ArraySpec:
+    given_: dict[str, Any] = {
         "name": "t",
         "role": Role.VARIABLE,
         "dims": ("time", "y", "x"),
@@ -37,7 +37,7 @@ def spec(**changes) -> ArraySpec:
         "shard_shape": (4, 4, 6),
         "chunk_shape": (2, 2, 3),
     }
-    return ArraySpec(**{**given_, **changes})  # type: ignore[arg-type]
+    return ArraySpec(**{**given_, **changes})
 
 
 STATIC = spec(role=Role.STATIC, dims=("y", "x"), shard_shape=(4, 6), chunk_shape=(2, 3))
@@ -86,7 +86,7 @@ def test_a_static_is_a_shard_with_one_record() -> None:
 @pytest.mark.parametrize("name", ["shard_shape", "chunk_shape"])
 def test_a_layout_with_a_gap_is_not_resolved(name) -> None:
     """What is open can't be asked for."""
-    array = replace(spec(), **{name: (4, None, 6)})
+    array = spec(**{name: (4, None, 6)})
     assert not array.is_resolved
     assert spec().is_resolved
     assert spec().resolved_shard_shape == (4, 4, 6)
@@ -164,13 +164,23 @@ def test_values_that_do_not_fit_are_refused(values, dtype, kind, message) -> Non
 
 
 def test_a_chain_is_a_profile_or_itself() -> None:
-    """A given chain stays as it is, and does not change with the caller's list."""
+    """A given chain does not change with the caller's list, and its numbers become plain ones."""
     dtype = np.dtype("float32")
     assert list(codec_chain("t", "none", dtype)) == list(CHAIN)
     mine = [dict(c) for c in CHAIN]
     found = codec_chain("t", mine, dtype)
     mine[0]["name"] = "other"
     assert [dict(c) for c in found] == list(CHAIN)
+    found = codec_chain("t", [CHAIN[0], {"name": "gzip", "configuration": {"level": np.int64(3)}}, CHAIN[1]], dtype)
+    assert type(found[1]["configuration"]["level"]) is int
+
+
+def test_every_chain_ends_with_a_checksum() -> None:
+    """What is written can be verified by every reader, whatever the caller gave."""
+    dtype = np.dtype("float32")
+    gzip = {"name": "gzip", "configuration": {"level": 3}}
+    for given_, expected in (([CHAIN[0]], CHAIN), ([CHAIN[0], gzip], (CHAIN[0], gzip, CHAIN[1])), (CHAIN, CHAIN)):
+        assert [dict(c) for c in codec_chain("t", given_, dtype)] == list(expected)
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,18 @@ def test_a_block_of_another_shape_is_refused(shape) -> None:
 
 
 def test_the_block_of_an_empty_region_has_no_cells() -> None:
-    """An array of the empty shape is good."""
-    assert check_block("t", np.zeros((0, 6), F4), (0, 6), F4).shape == (0, 6)
+    """Any array without cells and of as many dims is good; a rank that has cells can't pass one."""
+    for empty in [(0, 6), (0, 0), (4, 0)]:
+        assert check_block("t", np.zeros(empty, F4), (0, 6), F4).shape == (0, 6)
+    bad: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+        ((0,), (0, 6)),
+        ((1, 6), (0, 6)),
+        ((0, 6), (4, 6)),
+        ((0, 0, 0), (0, 6)),
+    ]
+    for shape, wanted in bad:
+        with pytest.raises(SchemaError, match="this rank's region has"):
+            check_block("t", np.zeros(shape, F4), wanted, F4)
 
 
 @pytest.mark.parametrize("target", DTYPES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 import tracemalloc
+import zlib
 from typing import Any
 
 import numcodecs
@@ -258,6 +259,13 @@ def test_a_gzip_chunk_of_another_size_is_refused(content) -> None:
     with pytest.raises(FormatError, match=f"it gives {n} bytes") as caught:
         CODECS["gzip"].decode(gzip.compress(content), SHAPE)
     assert caught.value.kind == "chunk"
+
+
+def test_a_stream_of_another_wrapper_is_no_gzip_chunk() -> None:
+    """zlib and raw deflate hold the same values, but no reader of gzip takes them."""
+    raw = zlib.compressobj(wbits=-15)
+    for data in (zlib.compress(RAW), raw.compress(RAW) + raw.flush()):
+        assert decode(data, CODECS["gzip"]) == "chunk"
 
 
 def test_a_gzip_chunk_without_its_end_is_refused() -> None:

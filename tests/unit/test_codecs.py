@@ -32,7 +32,7 @@ def blosc(**changes: Any) -> dict[str, Any]:
 each_profile = pytest.mark.parametrize("profile", PROFILES)
 each_dtype = pytest.mark.parametrize("name", DTYPES)
 # What other writers use, beyond the profiles.
-CHAINS = {
+CHAINS: dict[str, list[dict[str, Any]]] = {
     "plain": [LITTLE],
     "big": [BIG],
     "big, crc32c": [BIG, CRC],
@@ -136,6 +136,21 @@ def test_the_chunk_may_be_overwritten_after_the_call(profile) -> None:
     chunk.view(np.uint8)[...] = 0xFF
     found = codec.decode(b"".join(map(bytes, pieces)), SHAPE)
     assert found.tolist() == np.arange(35).reshape(SHAPE).tolist()
+
+
+def test_what_a_configuration_leaves_out_has_a_default() -> None:
+    """The typesize is the item's, Blosc chooses the block size, and zstd has no checksum of its own."""
+    dtype = np.dtype("float64")
+    short = {"cname": "zstd", "clevel": 3, "shuffle": "shuffle"}
+    for bare, full in (
+        ({"name": "blosc", "configuration": short}, blosc(**short, typesize=8, blocksize=0)),
+        (
+            {"name": "zstd", "configuration": {"level": 3}},
+            {"name": "zstd", "configuration": {"level": 3, "checksum": False}},
+        ),
+    ):
+        chunk = np.arange(100_000.0)
+        assert encoded(ChunkCodec([LITTLE, bare], dtype), chunk) == encoded(ChunkCodec([LITTLE, full], dtype), chunk)
 
 
 def test_every_inner_chunk_ends_with_its_checksum() -> None:
@@ -249,7 +264,9 @@ def test_a_configuration_that_could_not_encode_is_refused_at_once(codec) -> None
     assert caught.value.kind == "codec"
 
 
-odd = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3) | st.just([]) | st.just({})
+odd: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3) | st.just([]) | st.just({})
+)
 
 
 @given(st.sampled_from([c for c in CHAINS.values() if len(c) > 1]), st.data(), st.sampled_from(DTYPES))

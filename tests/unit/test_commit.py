@@ -177,6 +177,12 @@ def test_of_many_ranks_eight_are_named() -> None:
     assert fault.text.count("records to t =") == 8
     assert " and 2 more ranks; call rollback()" in fault.text
     assert "rank 8 " not in fault.text
+    epoch = prove_epoch(schema, [*REGIONS, *[REGIONS[2]] * 5])
+    tokens = right_tokens(BASE, epoch, TIMES)
+    tokens[7] = replace(tokens[7], stop=4)
+    (fault,) = decide(BASE, epoch, tokens, TIMES).faults
+    assert fault.text.count("records to t =") == 8
+    assert "more ranks" not in fault.text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mpistream as ms
@@ -46,6 +46,9 @@ def epochs(draw: st.DrawFn) -> tuple[Manifest, EpochState, list[float], tuple[st
     return manifest, epoch, times, statics
 
 
+# A whole epoch is proven for each example.
+some = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+
 # Only what stands in a receipt or in a message may be another: no proof hangs on it.
 FREE = {"n_objects", "nbytes", "last_t"}
 OTHER: dict[str, Any] = {
@@ -59,7 +62,7 @@ OTHER: dict[str, Any] = {
 
 
 @given(epochs(), st.data())
-@settings(max_examples=200)
+@some
 def test_right_tokens_commit_and_any_mutated_field_is_refused(case, data) -> None:
     """I1 and I3: for any tiling and records, a single wrong field of a single token is a fault that names its rank."""
     manifest, epoch, times, statics = case
@@ -89,6 +92,7 @@ def test_right_tokens_commit_and_any_mutated_field_is_refused(case, data) -> Non
 
 
 @given(epochs(), st.data())
+@some
 def test_a_set_that_is_not_complete_is_refused(case, data) -> None:
     """A token left out, doubled or in the place of another."""
     manifest, epoch, times, statics = case

@@ -34,6 +34,15 @@ def test_time_attributes_are_checked_at_once() -> None:
     assert caught.value.kind == "attribute"
 
 
+@pytest.mark.parametrize("name", ["units", "calendar"])
+def test_units_and_calendar_have_arguments_of_their_own(name) -> None:
+    """They can't be given twice: the fingerprint holds them."""
+    with pytest.raises(SchemaError) as caught:
+        AppendTime(units="s", attrs={name: "days since 1970-01-01"})
+    assert str(caught.value) == f"time attribute {name!r} stands in attrs; give {name}="
+    assert caught.value.kind == "time"
+
+
 @pytest.mark.parametrize(
     "item",
     [AppendTime(units="s"), Variable(("time",), "f4"), Coordinate(("y",), [0.0])],

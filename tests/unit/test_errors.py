@@ -39,6 +39,7 @@ def test_each_error_is_ours_and_one_of_python(name) -> None:
     assert isinstance(error, builtin)
     assert str(error) == error.message == "dim 'y' has 3 cells, not 4"
     assert (error.kind, error.rank, error.errno) == (kind, None, None)
+    assert error.args == ("dim 'y' has 3 cells, not 4",)
 
 
 @each_class
@@ -62,6 +63,20 @@ def test_our_errors_travel_whole(name) -> None:
     got = error_from_json(json.loads(json.dumps(error_to_json(sent, rank=1))))
     assert type(got) is type(sent)
     assert (got.message, got.kind, got.rank, got.errno) == ("why", "odd", 3, 5)
+
+
+@pytest.mark.parametrize("cause_text", ["no space", ""])
+def test_the_cause_of_a_commit_error_travels(cause_text) -> None:
+    """Every rank can show it; without one it is the message, and other errors have none."""
+    sent = CommitError("rank 1: no space", cause_text=cause_text)
+    got = error_from_json(json.loads(json.dumps(error_to_json(sent))))
+    assert isinstance(got, CommitError)
+    assert got.cause_text == cause_text
+    without = error_from_json({**error_to_json(sent), "cause_text": None})
+    assert isinstance(without, CommitError)
+    assert without.cause_text == "rank 1: no space"
+    other = error_from_json({**error_to_json(SchemaError("x")), "cause_text": "y"})
+    assert not hasattr(other, "cause_text")
 
 
 def test_the_sender_names_the_rank_that_the_error_does_not() -> None:

@@ -65,7 +65,14 @@ def test_boxes_on_shard_edges_are_aligned(box) -> None:
 
 @pytest.mark.parametrize(
     ("interval", "nearest"),
-    [((1, 8), "[0:8]"), ((3, 8), "[4:8]"), ((4, 7), "[4:8]"), ((4, 5), "[4:8]"), ((9, 10), "[8:10]")],
+    [
+        ((1, 8), "[0:8]"),
+        ((2, 8), "[0:8]"),
+        ((3, 8), "[4:8]"),
+        ((4, 7), "[4:8]"),
+        ((4, 5), "[4:8]"),
+        ((9, 10), "[8:10]"),
+    ],
 )
 def test_misaligned_box_is_refused_with_the_nearest_edges(interval, nearest) -> None:
     """The error names array, dim, rank, region, shard length and a region that would do."""

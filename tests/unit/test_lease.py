@@ -963,3 +963,17 @@ class TestProcess:
         assert lease is not None
         assert (lease.closed, is_dead_at_once(lease)) == (False, True)
         wait_until_free(store, takeover=False)
+
+
+def test_process_that_is_still_dying_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right after SIGKILL a process can be seen for a moment: the next writer looks again before it is refused."""
+    store = MemoryStore()
+    store.make_folder("stage")
+    lease = dataclasses.replace(Lease.of_this_process("killed", 60.0), pid=os.getpid() + 1)
+    LeaseKeeper(store, lease, "stage").write()
+    looks = iter([False, False, False, True])
+    monkeypatch.setattr("mpistream.lease.is_dead_at_once", lambda _: next(looks))
+    slept: list[float] = []
+    wait_until_free(store, takeover=False, clock=lambda: sum(slept), sleep=slept.append)
+    assert list(looks) == []
+    assert 0 < sum(slept) < 1

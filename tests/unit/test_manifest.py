@@ -23,6 +23,7 @@ from mpistream.manifest import (
     layout_bytes,
     parse_epoch,
     parse_json,
+    parse_open_dropped,
     regions_of_layout,
     subtract_times,
 )
@@ -311,6 +312,7 @@ def test_names_below_the_folder() -> None:
     assert module.layout_key(12) == ".mpistream/layout-12.json"
     assert module.nonce_key(12) == ".mpistream/nonce-12"
     assert module.dropped_folder(12) == ".mpistream/dropped/12"
+    assert module.dropped_folder(12, is_open=True) == ".mpistream/dropped/12.open"
 
 
 @given(st.integers(0, 10**20))
@@ -323,6 +325,15 @@ def test_an_epoch_is_found_by_its_name(epoch) -> None:
 def test_other_names_are_no_epochs(name) -> None:
     """Digits of other scripts, leading zeros and leftovers claim nothing."""
     assert parse_epoch(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "epoch"),
+    [("12.open", 12), ("0.open", 0), ("12", None), ("12.close", None), ("x.open", None), ("open", None), ("", None)],
+)
+def test_a_folder_that_a_resume_was_filling_is_known_by_its_name(name, epoch) -> None:
+    """And no other one."""
+    assert parse_open_dropped(name) == epoch
 
 
 # ---- the layout document -----------------------------------------------------------------------------

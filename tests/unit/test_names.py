@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ def test_attributes_that_json_can_not_hold_are_refused_by_name(value, message) -
 
 def test_attributes_nested_beyond_sense_are_refused() -> None:
     """64 levels are more than enough, and the recursion of Python's json is never reached."""
-    value = 0
+    value: Any = 0
     for _ in range(64):
         value = [value]
     assert json_value("attrs", value) == value

@@ -26,6 +26,7 @@ def test_the_defaults() -> None:
         "progress": False,
     }
     assert Options().writer_threads == 1
+    assert Options(lease_ttl=1e9).lease_ttl == 1e9
     assert [Options(threads=n).writer_threads for n in (0, 1)] == [0, 1]
 
 
@@ -50,6 +51,8 @@ def test_options_are_compared_over_ranks_as_json() -> None:
         ({"max_pending_nbytes": "5"}, "option max_pending_nbytes '5': give a number of bytes above 0"),
         ({"max_pending_nbytes": True}, "option max_pending_nbytes True: give a number of bytes above 0"),
         *[({n: v}, f"option {n} {v!r}: give seconds above 0") for n in SECONDS for v in (0, -1.0, math.nan, "1", True)],
+        ({"lease_ttl": math.inf}, "option lease_ttl inf: give at most 1e+09 seconds"),
+        ({"lease_ttl": 2e9}, "option lease_ttl 2000000000.0: give at most 1e+09 seconds"),
     ],
     ids=str,
 )

@@ -11,9 +11,9 @@ import pytest
 
 from mpistream.errors import FencedError, StoreError
 from mpistream.manifest import epoch_key
-from mpistream.staging import highest_epoch
+from mpistream.staging import fenced, highest_epoch
 from tests.support.scripted_store import ScriptedStore
-from tests.support.stager import DEADLINE, FOLDER, gone, in_time, item, new_store, no_space, staged, stagers
+from tests.support.stager import DEADLINE, EPOCH, FOLDER, gone, in_time, item, new_store, no_space, staged, stagers
 
 both = pytest.mark.parametrize("threads", [0, 1])
 
@@ -89,6 +89,53 @@ def test_a_failure_to_find_out_leaves_the_first_error(store, make, threads) -> N
     assert second.staged_key is not None
 
 
+@pytest.mark.parametrize(
+    ("error", "highest", "is_fenced"),
+    [(gone(), 5, True), (gone(), 4, False), (gone(), 3, False), (no_space(), 5, False)],
+)
+def test_what_a_failure_means_to_a_writer(error, highest, is_fenced) -> None:
+    """Fenced is who finds his folder gone and a higher epoch in the store; otherwise the failure is itself."""
+    store = ScriptedStore()
+    store.make_folder(".mpistream/epochs")
+    store.create(epoch_key(highest), b"")
+    found = fenced(store, EPOCH, error)
+    assert type(found) is (FencedError if is_fenced else StoreError)
+    assert is_fenced or found is error
+
+
+# ---- remove ------------------------------------------------------------------------------------------
+
+
+def test_objects_and_folders_are_removed_by_way_of_the_stage_folder(store, make) -> None:
+    """Nothing of them is left; what is not there is no failure."""
+    stager = make()
+    for key in ("t/c/0", "t/c/1/0", "u"):
+        store.make_folder(key.rpartition("/")[0])
+        store.create(key, b"x")
+    stager.remove("t/c/1")
+    stager.remove("u")
+    stager.remove("missing")
+    assert store.read("t/c/0") == b"x"
+    assert (store.list("t/c"), store.list("")) == (["0"], [".mpistream", "t"])
+    assert store.list(FOLDER) == []
+
+
+def test_a_fenced_writer_removes_nothing(store, make) -> None:
+    """Its stage folder is gone, so the object stays where it is; any other failure is the store's."""
+    stager = make()
+    store.make_folder("t")
+    store.create("t/c", b"x")
+    store.fail("move", no_space())
+    with pytest.raises(StoreError, match="no space left"):
+        stager.remove("t/c")
+    store.create(epoch_key(5), b"")
+    store.delete_tree(FOLDER)
+    with pytest.raises(FencedError, match="epoch 5 took the store over from epoch 4") as caught:
+        stager.remove("t/c")
+    assert isinstance(caught.value.__cause__, StoreError)
+    assert store.read("t/c") == b"x"
+
+
 # ---- place -------------------------------------------------------------------------------------------
 
 
@@ -105,14 +152,13 @@ def test_objects_are_renamed_to_their_keys_and_the_folders_synced(store, make) -
     assert store.keys("sync_folders") == [["t/c/0", "u/c/0"]] * 2
 
 
-def test_without_durability_only_what_must_be_is_synced(store, make) -> None:
-    """Objects that replace committed records; without any, nothing is."""
+def test_without_durability_no_folder_is_synced(store, make) -> None:
+    """A name that is replaced was there before; without objects there is nothing to sync."""
     stager = make()
     stager.place(staged(stager, item("t/c/0"), item("u/c/0", must_sync=True)), sync=False)
-    assert store.keys("sync_folders") == [["u/c/0"]]
-    stager.place(staged(stager, item("t/c/1")), sync=False)
     stager.place([], sync=True)
-    assert store.keys("sync_folders") == [["u/c/0"]]
+    assert store.keys("sync_folders") == []
+    assert store.keys("place") == ["t/c/0", "u/c/0"]
 
 
 def test_an_object_that_is_not_staged_can_not_be_placed(make) -> None:
@@ -195,7 +241,6 @@ def test_names_that_may_not_be_durable_are_taken_back(store, make) -> None:
     with pytest.raises(StoreError, match="input/output error"):
         stager.place(items, sync=True)
     assert [(i.is_placed, i.staged_key) for i in items] == [(False, None)] * 2
-    assert [b"".join(i.pieces or ()) for i in items] == [b"abc", b"def"]
     stager.retry(items)
     stager.place(items, sync=True)
     assert [store.read(i.key) for i in items] == [b"abc", b"def"]
@@ -203,16 +248,20 @@ def test_names_that_may_not_be_durable_are_taken_back(store, make) -> None:
     assert len(store.keys("stage")) == 4
 
 
-def test_an_object_that_can_not_be_read_back_is_left(store, make) -> None:
-    """Somebody removed it: there is nothing to take back."""
+def test_an_object_that_can_not_be_read_back_is_lost(store, make) -> None:
+    """Somebody removed it, or the disk fails again: the next try says so, and the one after it goes on."""
     stager = make()
-    items = staged(stager, item("t/c/0"))
-    stager.place(items, sync=False)
-    store.delete("t/c/0")
+    items = staged(stager, item("t/c/0"), item("t/c/1"))
     store.fail("sync_folders", no_space())
     with pytest.raises(StoreError):
         stager.place(items, sync=True)
-    assert items[0].is_placed
+    store.fail("read", StoreError("read: input/output error", kind="io", errno=errno.EIO))
+    with pytest.raises(StoreError, match="input/output error"):
+        stager.retry(items)
+    store.delete("t/c/0")
+    with pytest.raises(StoreError, match="t/c/0: gone after the sync of its folder failed; roll back"):
+        stager.retry(items)
+    assert [i.staged_key is not None for i in items] == [False, True]
 
 
 # ---- discard -----------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def test_the_plan_proves_the_tiling() -> None:
 
 def test_objects_of_4_mib_need_no_warning() -> None:
     """The limit is exclusive, a row counts whole, and the smallest variable is named."""
-    shapes = {"shard_shape": {"y": 1024, "x": 1024}}
+    shapes: dict[str, Any] = {"shard_shape": {"y": 1024, "x": 1024}}
     schema = stream({"y": 1024, "x": 1024}, {"t": ms.Variable(("time", "y", "x"), "f4", **shapes)})
     assert plan(schema, decompose(schema, 1)).warnings == ()
     schema = stream(

@@ -62,6 +62,8 @@ def test_what_several_resumes_dropped_is_kept_until_a_commit() -> None:
     assert after.dropped == ()
     third = recovered(after, 2, [0.5, 7.5, 8.5], epoch=7)
     assert third.floors == ((1, 12), (2, 14))
+    fourth = recovered(next_manifest(third, [9.5], []), 2, [0.5, 7.5, 9.5], epoch=8)
+    assert fourth.floors == ((1, 12), (2, 16))
 
 
 def test_times_that_are_not_the_dropped_ones_are_a_mistake_of_ours() -> None:

@@ -22,7 +22,7 @@ BOXES = [BLOCK_BOX]
 
 
 def spec(**changes: Any) -> ArraySpec:
-    given = {
+    given: dict[str, Any] = {
         "name": "t",
         "role": Role.VARIABLE,
         "dims": ("time", "y", "x"),
@@ -34,7 +34,7 @@ def spec(**changes: Any) -> ArraySpec:
         "shard_shape": (1, 4, 3),
         "chunk_shape": (1, 2, 3),
     }
-    return ArraySpec(**{**given, **changes})  # type: ignore[arg-type]
+    return ArraySpec(**{**given, **changes})
 
 
 ROW_OF_4 = spec(shard_shape=(4, 4, 3), chunk_shape=(2, 2, 3))
@@ -294,7 +294,8 @@ def test_chunks_before_the_last_committed_record_are_not_written_again(n_committ
 def test_uncommitted_values_are_dropped(n_committed) -> None:
     """Others take their place."""
     rows = series(1030)
-    rows.committed(n_committed)
+    if n_committed:
+        rows.committed(n_committed)
     rows.drop_uncommitted()
     assert rows.n_records == n_committed
     rows.add(np.float32(-1))

@@ -119,7 +119,7 @@ def test_shapes_come_from_the_variable_then_from_the_schema() -> None:
 
 
 def test_codecs_come_from_the_variable_then_from_the_schema() -> None:
-    """A profile name, or a Zarr chain as it is."""
+    """A profile name, or a Zarr chain, which gets a checksum."""
     chain = [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "gzip", "configuration": {"level": 1}}]
     schema = make_schema(
         codec="wasm",
@@ -129,7 +129,7 @@ def test_codecs_come_from_the_variable_then_from_the_schema() -> None:
     dtype = np.dtype("float32")
     assert list(schema.arrays["t"].chain) == profile_chain("wasm", dtype)
     assert list(schema.arrays["u"].chain) == profile_chain("none", dtype)
-    assert list(schema.arrays["s"].chain) == chain
+    assert list(schema.arrays["s"].chain) == [*chain, {"name": "crc32c"}]
 
 
 def test_partitioned_dims_are_those_of_the_streaming_variables() -> None:

@@ -129,7 +129,7 @@ def test_a_shard_at_the_edge_of_the_array_is_padded_with_fill(box_shape, fill) -
 def test_a_shard_of_time_alone() -> None:
     """No dims but time: one value a record."""
     spec = make_spec((4,), (2,))
-    data = write_shard(spec, [np.float32(5), np.float32(6), np.float32(7)], ())
+    data = write_shard(spec, np.array([5, 6, 7], "float32"), ())
     assert read_whole(spec, data).tolist() == [5, 6, 7, 0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from mpistream.errors import StoreError
+from mpistream.staging import Stager
 from tests.support.scripted_store import ScriptedStore
-from tests.support.stager import DEADLINE, FOLDER, in_time, item, new_store, no_space, stagers
+from tests.support.stager import DEADLINE, EPOCH, FOLDER, in_time, item, new_store, no_space, stagers
 from tests.support.wait import wait_until
 
 both = pytest.mark.parametrize("threads", [0, 1])
@@ -72,9 +74,10 @@ def test_a_failure_is_kept_and_tried_again(store, make, threads, error) -> None:
     stager.submit(found)
     stager.wait()
     assert (found.error, found.staged_key) == (error, None)
-    assert found.pieces is not None
+    assert found.pieces
     stager.retry([found])
-    assert (found.error, found.pieces) == (None, None)
+    assert found.error is None
+    assert not found.pieces
     keys = [key for key, _ in store.keys("stage")]
     assert len(set(keys)) == 2
     assert keys[1] == found.staged_key
@@ -112,14 +115,6 @@ def test_what_is_placed_is_not_staged_again(store, make) -> None:
     assert len(store.keys("stage")) == 1
 
 
-def test_an_object_without_memory_can_not_be_staged(make) -> None:
-    """A mistake of ours, not of the disk."""
-    found = item()
-    found.pieces = None
-    with pytest.raises(AssertionError, match="an object whose memory is released is staged"):
-        make().submit(found)
-
-
 # ---- in the background -------------------------------------------------------------------------------
 
 
@@ -149,7 +144,7 @@ def test_more_than_the_bound_waits(store, make, bound) -> None:
         is_submitted.set()
 
     threading.Thread(target=submit, daemon=True).start()
-    wait_until(lambda: stager._n_in_flight, DEADLINE, "the first object to be taken up", every=0.001)
+    wait_until(lambda: store.n_held, DEADLINE, "the first object to be taken up", every=0.001)
     assert not is_submitted.wait(0.05)
     store.gate.set()
     assert is_submitted.wait(DEADLINE)
@@ -163,7 +158,7 @@ def test_wait_waits_for_what_is_in_flight(store, make) -> None:
     store.gate.clear()
     found = item()
     stager.submit(found)
-    wait_until(lambda: stager._n_in_flight, DEADLINE, "the object to be taken up", every=0.001)
+    wait_until(lambda: store.n_held, DEADLINE, "the object to be taken up", every=0.001)
     waiting = threading.Thread(target=stager.wait, daemon=True)
     waiting.start()
     waiting.join(0.05)
@@ -174,6 +169,20 @@ def test_wait_waits_for_what_is_in_flight(store, make) -> None:
     assert found.staged_key is not None
 
 
+def test_a_stager_that_nobody_closed_takes_its_thread_along(store) -> None:
+    """A writer that is lost holds no thread for the rest of the process."""
+    stager = Stager(store, FOLDER, EPOCH, threads=1, max_pending_nbytes=100)
+    found = item()
+    stager.submit(found)
+    stager.wait()
+    (writing,) = (t for t in threading.enumerate() if t.name == "mpistream-stage")
+    del stager
+    gc.collect()
+    writing.join(DEADLINE)
+    assert not writing.is_alive()
+    assert found.staged_key is not None
+
+
 def test_close_ends_the_thread_and_drops_the_queue(store, make) -> None:
     """What is being written is finished, what waits is not begun; closing twice is nothing."""
     stager = make(1)
@@ -181,10 +190,18 @@ def test_close_ends_the_thread_and_drops_the_queue(store, make) -> None:
     items = [item(f"t/c/{i}") for i in range(3)]
     for each in items:
         stager.submit(each)
-    wait_until(lambda: stager._n_in_flight, DEADLINE, "the first object to be taken up", every=0.001)
+    wait_until(lambda: store.n_held, DEADLINE, "the first object to be taken up", every=0.001)
+    (writing,) = (t for t in threading.enumerate() if t.name == "mpistream-stage")
+    join, is_waited_for = writing.join, threading.Event()
+
+    def wait_for_the_thread(timeout: float | None = None) -> None:
+        is_waited_for.set()
+        join(timeout)
+
+    writing.join = wait_for_the_thread  # type: ignore[method-assign]
     closing = threading.Thread(target=stager.close, daemon=True)
     closing.start()
-    wait_until(lambda: not stager._queue, DEADLINE, "the queue to be dropped", every=0.001)
+    assert is_waited_for.wait(DEADLINE)
     store.gate.set()
     closing.join(DEADLINE)
     assert not closing.is_alive()

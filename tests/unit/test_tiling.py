@@ -117,6 +117,7 @@ def test_many_boxes_on_one_cell_are_found_at_once() -> None:
     """Boxes that no cut separates overlap, in no dims too."""
     assert find_overlap([((0, 5), (0, 5))] * 1000) == (0, 1, ((0, 5), (0, 5)))
     assert find_overlap([()] * 1000) == (0, 1, ())
+    assert find_overlap([((3, 3), (0, 5))] * 1000) is None
     crowd, beside = ((0, 10),), ((10, 11),)
     assert find_overlap([*[crowd] * 1000, beside]) == (0, 1, crowd)
 

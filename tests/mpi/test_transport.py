@@ -1,0 +1,139 @@
+"""Messages over a duplicate of the user's communicator: in order, never mixed with the user's, never without an end."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mpistream.comm import MPITransport, connect
+from mpistream.errors import ProtocolError
+from tests.support.collective import sync
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+pytestmark = pytest.mark.mpi
+
+TAG = 1
+
+
+def _receive(transport: MPITransport, tag: int, n: int) -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
+
+    def all_there() -> bool:
+        while (message := transport.poll(tag)) is not None:
+            found.append(message)
+        return len(found) >= n
+
+    wait_until(all_there, 20, f"{n} messages")
+    return found
+
+
+@pytest.fixture
+def transport(comm: MPI.Intracomm) -> MPITransport:
+    return MPITransport(comm, 20)
+
+
+def test_ranks_and_size_are_the_communicator_s(comm: MPI.Intracomm, transport: MPITransport) -> None:
+    """A transport has the ranks of what it was made of, and is usable until MPI ends."""
+    assert (transport.rank, transport.size, transport.is_usable()) == (comm.rank, comm.size, True)
+    transport.free()
+
+
+def test_messages_of_one_sender_arrive_in_order_with_their_sender(transport: MPITransport) -> None:
+    """Each rank sends rank 0 messages of growing size, empty ones and large ones as well."""
+    sizes = [0, 1, 100, 10_000, 300_000]
+    for n in sizes:
+        transport.send(0, TAG, bytes([transport.rank]) * n)
+    if transport.rank == 0:
+        found = _receive(transport, TAG, len(sizes) * transport.size)
+        for rank in range(transport.size):
+            assert [data for source, data in found if source == rank] == [bytes([rank]) * n for n in sizes]
+        for rank in range(transport.size):
+            transport.send(rank, TAG + 1, b"all there")
+    assert _receive(transport, TAG + 1, 1) == [(0, b"all there")]
+    assert transport.poll(TAG) is None
+    transport.free()
+
+
+def test_messages_are_apart_from_the_user_s_and_from_another_transport_s(
+    comm: MPI.Intracomm, transport: MPITransport
+) -> None:
+    """What the program sends on its communicator with any tag, or another writer on its own, is not received."""
+    other = MPITransport(comm, 20)
+    requests = [comm.isend("mine", dest=0, tag=TAG)]
+    other.send(0, TAG, b"other")
+    sync(comm)
+    if comm.rank == 0:
+        for _ in range(100):
+            assert transport.poll(TAG) is None
+        assert sorted(_receive(other, TAG, comm.size)) == [(r, b"other") for r in range(comm.size)]
+        assert [comm.recv(source=r, tag=TAG) for r in range(comm.size)] == ["mine"] * comm.size
+    for request in requests:
+        request.wait()
+    sync(comm)
+    other.free()
+    transport.free()
+
+
+@pytest.mark.parametrize("scale", [0, 1, 50_000])
+def test_gather_brings_bytes_of_any_length_to_rank_0(transport: MPITransport, scale: int) -> None:
+    """Ranks give as many bytes as they like, none included."""
+    mine = bytes([transport.rank + 1]) * (transport.rank * scale)
+    expected = [bytes([r + 1]) * (r * scale) for r in range(transport.size)]
+    assert transport.gather(mine, 20) == (expected if transport.rank == 0 else None)
+    transport.free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_gather_ends_when_a_rank_does_not_come(comm: MPI.Intracomm, transport: MPITransport) -> None:
+    """Rank 0 gives up on a rank that is missing after the time it was given."""
+    if comm.rank == 0:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            transport.gather(b"0", 0.5)
+        assert time.monotonic() - began < 10
+    sync(comm)
+    if comm.rank != 0:
+        # So that every rank has made the same calls, and MPI can end.
+        transport.gather(b"x", 20)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_constructor_ends_when_a_rank_does_not_come(comm: MPI.Intracomm) -> None:
+    """A duplicate that some ranks don't make is an error after the timeout, which names the rank that waited."""
+    team = comm.Dup()
+    if comm.rank:
+        with pytest.raises(ProtocolError, match=f"rank {comm.rank}") as caught:
+            MPITransport(team, 0.5)
+        assert caught.value.kind == "timeout"
+    sync(comm)
+
+
+def test_connect_takes_communicators_and_fortran_handles(comm: MPI.Intracomm) -> None:
+    """connect gives the transport of a communicator or of its integer handle."""
+    for given in (comm, comm.py2f()):
+        transport = connect(given, 20)
+        assert (type(transport), transport.rank, transport.size) == (MPITransport, comm.rank, comm.size)
+        transport.free()
+
+
+def test_many_transports_come_and_go(comm: MPI.Intracomm) -> None:
+    """More communicators, one after the other, than MPICH has at one time (2,048): none may be left."""
+    pair = comm.Split(comm.rank // 2, comm.rank)
+    for _ in range(2100):
+        MPITransport(pair, 20).free()
+
+
+def test_messages_that_have_not_left_keep_the_communicator(transport: MPITransport) -> None:
+    """free with a large message that nobody has received yet neither hangs nor loses it."""
+    if transport.size > 1 and transport.rank == 1:
+        transport.send(0, TAG, b"x" * 3_000_000)
+        transport.free()
+        transport.poll(TAG)
+    elif transport.size > 1 and transport.rank == 0:
+        assert _receive(transport, TAG, 1) == [(1, b"x" * 3_000_000)]
+    transport.gather(b"", 20)
