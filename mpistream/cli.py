@@ -1,10 +1,11 @@
-"""The command line: ``mpistream info URL``. Only `mpistream.__main__` imports this room, it loads typer and rich."""
+"""The command line. Only `mpistream.__main__` imports this room: it loads typer and rich."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,8 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from mpistream._version import __version__
-from mpistream.errors import MPIStreamError
+from mpistream.errors import FormatError, MPIStreamError
 from mpistream.info import describe, short_chain
+from mpistream.manifest import parse_json
+from mpistream.parts import commit_tokens
+from mpistream.token import CommitReceipt, CommitToken
 
 __all__ = ["app"]
 
@@ -42,8 +46,7 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Look into stores that mpistream wrote."""
-    # With a callback typer keeps `info` a subcommand, though it is the only one.
+    """Look into stores that mpistream wrote, and commit what independent parts wrote."""
 
 
 @app.command(help="Print what a store holds, how it lies on disk and how large it is.")
@@ -69,8 +72,7 @@ def info(
     try:
         facts = describe(url)
     except MPIStreamError as error:
-        typer.echo(f"error: {_line(error)}", err=True)
-        raise typer.Exit(1) from None
+        raise _failed(error) from None
     if as_json:
         _print(json.dumps(facts, indent=2, allow_nan=False))
     else:
@@ -79,6 +81,68 @@ def info(
             _show(facts, console)
         # Tables pad their last column, too.
         _print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+@app.command(help="Commit what independent parts wrote, with the tokens of all of them.")
+def commit(
+    url: Annotated[str, typer.Argument(help="Folder of the store.", show_default=False)],
+    tokens: Annotated[list[Path], typer.Argument(help="JSON files, one token of each part.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the receipt as one JSON object.")] = False,
+) -> None:
+    """Commit what independent parts wrote, with the tokens of all of them.
+
+    Not collective.
+
+    Parameters
+    ----------
+    url
+        Folder of the store.
+    tokens
+        Files, each with the token of one part: ``json.dumps(token.to_json())``.
+    as_json
+        Print the receipt as one JSON object.
+
+    Notes
+    -----
+    See `mpistream.commit_tokens`. Exit code 1 and one line on stderr when nothing was committed. The same tokens
+    again print the same receipt and change nothing.
+    """
+    try:
+        receipt = commit_tokens(url, [_read_token(path) for path in tokens])
+    except MPIStreamError as error:
+        raise _failed(error) from None
+    if as_json:
+        _print(json.dumps(receipt.to_json(), indent=2, allow_nan=False))
+    else:
+        _print(_receipt_line(receipt))
+    for warning in receipt.warnings:
+        typer.echo(f"warning: {_line(warning)}", err=True)
+
+
+def _read_token(path: Path) -> CommitToken:
+    try:
+        return CommitToken.from_json(parse_json(str(path), path.read_bytes()))
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror or error}", kind="token") from error
+    except FormatError as error:
+        text = str(error)
+        raise FormatError(text if text.startswith(str(path)) else f"{path}: {text}", kind=error.kind) from error
+
+
+def _receipt_line(receipt: CommitReceipt) -> str:
+    last_t = "none" if receipt.last_t is None else repr(receipt.last_t)
+    statics = f", statics {', '.join(map(_line, receipt.new_statics))}" if receipt.new_statics else ""
+    return (
+        f"commit {receipt.commit_seq} in epoch {receipt.epoch}: {receipt.n_new_records} new records{statics}, "
+        f"{_size(receipt.nbytes)} in {receipt.n_objects} objects; {receipt.n_records} records committed, "
+        f"last t {last_t}"
+    )
+
+
+def _failed(error: MPIStreamError) -> typer.Exit:
+    """Say what is wrong in one line, and return how to end."""
+    typer.echo(f"error: {_line(error)}", err=True)
+    return typer.Exit(1)
 
 
 def _print(text: str) -> None:

@@ -81,6 +81,8 @@ class IndexedTime:
         self.times: NDArray[np.float64] | None = None
         self.n_records = n_records
         self.digest = digest
+        if times is None and n_records < 1:
+            raise SchemaError("times is None: give the time of every record", kind="time")
         if times is not None:
             self.times = _checked_times(times)
             self.n_records = len(self.times)
@@ -95,7 +97,7 @@ def _checked_times(times: ArrayLike) -> NDArray[np.float64]:
             kind="time",
         )
     checked = np.array(given, "float64")
-    if not np.isfinite(checked).all() or not (np.diff(checked) > 0).all():
+    if not np.isfinite(checked).all() or not (checked[1:] > checked[:-1]).all():
         raise SchemaError("times must be finite and increasing", kind="time")
     checked.flags.writeable = False
     return checked

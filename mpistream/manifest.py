@@ -222,11 +222,7 @@ def raise_floors(floors: Floors, records: Ranges, commit_seq: int) -> Floors:
         after = 0 if behind is None else levels[behind]
         levels = {s: seq for s, seq in levels.items() if not start <= s <= stop}
         levels[start], levels[stop] = commit_seq, after
-    found: list[tuple[int, int]] = []
-    for start, seq in sorted(levels.items()):
-        if seq != (found[-1][1] if found else 0):
-            found.append((start, seq))
-    return tuple(found)
+    return tuple(sorted(levels.items()))
 
 
 def raised_inside(floors: Floors, start: int, stop: int, commit_seq: int) -> bool:
@@ -410,7 +406,7 @@ class Manifest:
                 coordinates_digest=str(document["coordinates_digest"]),
                 times_digest=f"{int(document['times_digest'], 16):064x}",
                 layout_digest=str(document["layout_digest"]),
-                carried=None if document["carried"] is None else dict(document["carried"]),
+                carried=_checked_carried(document["carried"]),
             )
             n_total = manifest.schema.n_total
             if (
@@ -430,6 +426,15 @@ class Manifest:
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{key}: damaged: {type(error).__name__}: {error}", kind="manifest") from error
         return manifest
+
+
+def _checked_carried(value: Any) -> Mapping[str, Any] | None:
+    if value is None:
+        return None
+    found = {"digest": value["digest"], "receipt": value["receipt"]}
+    if not isinstance(found["digest"], str) or not isinstance(found["receipt"], dict):
+        raise TypeError(f"carried tokens with digest {found['digest']!r} and receipt {found['receipt']!r}")
+    return found
 
 
 def layout_bytes(epoch: int, n_writers: int, regions: Sequence[Region] | None) -> bytes:

@@ -122,6 +122,20 @@ class Owner:
         self._is_published = True
         self._must_delete_dropped = False
 
+    def follow(self, manifest: Manifest) -> None:
+        """Build on what another process committed meanwhile.
+
+        Raises
+        ------
+        FormatError
+            When the last chunk of the time coordinate can't be read.
+        """
+        if manifest.commit_seq != self.manifest.commit_seq:
+            if self._time is not None:
+                # The chunk in memory lacks the times that the other process put.
+                self._time.reset(manifest.committed)
+            self.manifest = manifest
+
     def decide(
         self, tokens: Sequence[CommitToken], times: Sequence[float], epoch: EpochState | None = None
     ) -> Decision:

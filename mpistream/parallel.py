@@ -495,6 +495,8 @@ class StreamWriter:
         try:
             records = self._writer.checked_for_invalidate(indices)
             manifest = self._writer.without(records)
+            if records:
+                self._writer.take_pack_back()
         except MPIStreamError as error:
             failure = error
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -82,7 +82,9 @@ class PartWriter(StreamWriter):
     ) -> CommitReceipt:
         """Verify and commit the tokens of all parts.
 
-        Not collective. The owner's call, or `commit_tokens` in any other process.
+        Not collective.
+
+        The owner's call; `commit_tokens` does the same in any other process.
 
         Parameters
         ----------
@@ -111,11 +113,31 @@ class PartWriter(StreamWriter):
                 kind="role",
             )
         self._catch_up()
-        self._owner.manifest = self._manifest
+        self._owner.follow(self._manifest)
         self._receipt = _commit(self._store, self._owner, tokens)
         self._manifest = self._owner.manifest
         self._writer.committed(self._manifest)
         return self._receipt
+
+    def invalidate(self, indices: Iterable[int]) -> CommitReceipt:
+        """Not possible without MPI: the other parts would not know.
+
+        Not collective.
+
+        Parameters
+        ----------
+        indices
+            The records.
+
+        Raises
+        ------
+        ProtocolError
+            Always.
+        """
+        raise ProtocolError(
+            f"invalidate({indices!r}): parts without MPI can't; open the store with write_resume, which can",
+            kind="role",
+        )
 
     def close(self) -> None:
         """Release everything; what was not committed stays in place for its tokens.
@@ -268,6 +290,11 @@ def commit_tokens(
         As `PartWriter.commit`.
     FencedError
         The store was opened again since; the tokens are of no use any more.
+
+    Notes
+    -----
+    The same tokens again give the same receipt and change nothing. No two processes may commit different tokens at
+    once.
     """
     store = open_store(url)
     manifest = read_manifest(store)
@@ -284,7 +311,8 @@ def commit_tokens(
     _, regions = _layout(store, manifest)
     epoch = None if regions is None else prove_epoch(manifest.schema, regions)
     documents = make_documents(manifest.schema)
-    folder = f"{stage_folder(manifest.epoch)}/commit-{os.getpid()}"
+    # Not the pid: processes of several hosts may commit the same tokens at once.
+    folder = f"{stage_folder(manifest.epoch)}/commit-{os.urandom(8).hex()}"
     owner = Owner(store, manifest, epoch, documents, None, resolve_options(options), folder=folder)
     try:
         return _commit(store, owner, tokens)
@@ -299,7 +327,7 @@ def _as_token(token: CommitToken | Mapping[str, Any]) -> CommitToken:
 
 def _commit(store: Store, owner: Owner, given: Sequence[CommitToken | Mapping[str, Any]]) -> CommitReceipt:
     tokens = sorted(map(_as_token, given), key=lambda t: t.writer)
-    plain = json.dumps([t.to_json() for t in tokens], sort_keys=True)
+    plain = json.dumps([t.to_json() for t in tokens], sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(plain.encode()).hexdigest()
     carried = owner.manifest.carried
     if carried is not None and carried["digest"] == digest:

@@ -83,6 +83,9 @@ class RankWriter:
         # Blobs that are not committed, and the keys of static ones that this epoch has committed.
         self._blobs: dict[tuple[Scope, str], bytes] = {}
         self._static_blobs: set[str] = set()
+        # Those in the pack that was placed last, and its key while it may lie there and is not committed.
+        self._placed_blobs: set[tuple[Scope, str]] = set()
+        self._pack_in_place: str | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
         for array in self.schema.arrays.values():
             if array.role is Role.SERIES:
@@ -239,7 +242,8 @@ class RankWriter:
             raise SchemaError(f"index {record}: there are {n_total} times, 0 to {n_total - 1}", kind="index")
         t = check_time(t, None)
         expected = self._time_of(record)
-        if t != expected:
+        # Bitwise: 0.0 == -0.0, but they have different digests.
+        if t.hex() != expected.hex():
             raise SchemaError(
                 f"t = {t!r} at index {record}, the schema's time is {expected!r}; pass times[index] itself", kind="time"
             )
@@ -351,13 +355,14 @@ class RankWriter:
 
     def _pack(self) -> list[StagedObject]:
         """Return the object of all blobs that are not committed."""
-        if not self._blobs:
+        # A pack that a failed commit placed has the name of the next commit: without blobs an empty one replaces it.
+        if not self._blobs and self._pack_in_place != self._pack_key():
             return []
         pieces = pack_pieces(self._blobs)
         return [
             StagedObject(
                 name="",
-                key=blob_key(self._manifest.epoch, self.base_seq + 1, self.writer),
+                key=self._pack_key(),
                 records=None,
                 n_cells=len(self._blobs),
                 pieces=pieces,
@@ -365,6 +370,21 @@ class RankWriter:
                 must_sync=self._is_durable,
             )
         ]
+
+    def _pack_key(self) -> str:
+        return blob_key(self._manifest.epoch, self.base_seq + 1, self.writer)
+
+    def take_pack_back(self) -> None:
+        """Remove a pack that a failed commit placed, before something without blobs takes its commit_seq.
+
+        Raises
+        ------
+        FencedError, StoreError
+            When it could not be removed; a later call tries again.
+        """
+        if self._pack_in_place == self._pack_key():
+            self._stager.remove(self._pack_in_place)
+            self._pack_in_place = None
 
     def _submit(self, objects: list[StagedObject], *, keep: bool = True) -> None:
         for item in objects:
@@ -404,7 +424,11 @@ class RankWriter:
 
     def place(self, records: Ranges) -> None:
         """Rename what holds these records, and the statics, to their keys."""
-        self._stager.place(self._of_commit(records), sync=self._is_durable)
+        of_commit = self._of_commit(records)
+        if any(o.name == "" for o in of_commit):
+            self._pack_in_place = self._pack_key()
+        self._stager.place(of_commit, sync=self._is_durable)
+        self._placed_blobs = set(self._blobs)
 
     def _of_commit(self, records: Ranges) -> list[StagedObject]:
         return [
@@ -447,15 +471,18 @@ class RankWriter:
 
     def committed(self, manifest: Manifest) -> None:
         """Build on a new committed state."""
+        self._leave_rows_without(manifest)
         # An object that holds a newer record as well, which a part may have written meanwhile, is still to be placed.
         self._objects = {
             key: o
             for key, o in self._objects.items()
             if o.records is not None and not all(covers(manifest.committed, r) for r in o.records)
         }
-        self._statics = {}
-        self._static_blobs |= {key for scope, key in self._blobs if scope == "static"}
-        self._blobs = {}
+        # Without MPI the caller may have written more since it was placed.
+        self._statics = {name: objects for name, objects in self._statics.items() if name not in manifest.statics}
+        self._static_blobs |= {key for scope, key in self._placed_blobs if scope == "static"}
+        self._blobs = {key: data for key, data in self._blobs.items() if key not in self._placed_blobs}
+        self._placed_blobs = set()
         self._manifest = manifest
         self._pending = {r: t for r, t in self._pending.items() if not covers(manifest.committed, r)}
         self._note_committed()
@@ -463,10 +490,12 @@ class RankWriter:
 
     def invalidated(self, manifest: Manifest) -> None:
         """Build on a state in which fewer records are committed."""
+        self._leave_rows_without(manifest)
         # A pack is named after the commit that it waited for; the next commit has another number.
         packs = [o for o in self._objects.values() if o.name == ""]
         self._stager.discard(packs)
         self._objects = {key: o for key, o in self._objects.items() if o.name != ""}
+        self._placed_blobs = set()
         self._manifest = manifest
         self._note_committed()
 
@@ -489,6 +518,12 @@ class RankWriter:
         last_t = self._time_of(kept[-1][1] - 1) if kept else None
         return without_records(self._manifest, records, times, last_t)
 
+    def _leave_rows_without(self, manifest: Manifest) -> None:
+        """An open row holds the committed records that it was read back with: one that lost some is read anew."""
+        gone = difference(self._manifest.committed, manifest.committed)
+        for rows in self._rows.values():
+            self._submit(rows.leave(gone))
+
     def _note_committed(self) -> None:
         for rows in self._rows.values():
             rows.committed(self._manifest.committed)
@@ -505,6 +540,7 @@ class RankWriter:
         """
         self._stager.discard(self._all_objects())
         self._objects, self._statics, self._pending, self._blobs = {}, {}, {}, {}
+        self._placed_blobs = set()
         # Until every row is read back nothing may be written: a row that can't be read must not be started anew.
         self._broken = self._broken or ProtocolError("a rollback that failed", kind="broken")
         self._reset_rows()

@@ -139,6 +139,15 @@ class ShardRows:
         """Take the row that was not written to for longest out of memory; return its objects."""
         return self._leave(next(iter(self._open)))
 
+    def leave(self, records: Ranges) -> list[StagedObject]:
+        """Take the rows that hold any of these records out of memory; return their objects.
+
+        For records that are not committed any more: when more of their row comes, it is read back without them.
+        """
+        n = self._row_length
+        rows = [row for row in self._open if inside(records, row * n, (row + 1) * n)]
+        return [item for row in rows for item in self._leave(row)]
+
     def _leave(self, row: int) -> list[StagedObject]:
         objects = self._objects(row)
         self._staged[row] = self._open.pop(row)
@@ -155,6 +164,8 @@ class ShardRows:
             return []
         start = row * self._row_length
         replaces = bool(inside(self._committed, start, start + self._row_length))
+        # What was placed of the row may be committed before this is placed, without MPI.
+        replaces = replaces or any(o.is_placed or o.must_sync for o in found.objects)
         found.objects = []
         for shard, (index, box, _) in zip(found.shards, self._shards, strict=True):
             pieces = shard.finish()

@@ -51,6 +51,12 @@ COMMITTED_NAME = "committed"
 _COMMITTED_CHUNK = 65536
 
 
+def _digest(value: Any) -> str | None:
+    if not isinstance(value, str | None):
+        raise TypeError(f"digest {value!r} is not a string")
+    return value
+
+
 def _values_digest(values: NDArray[Any]) -> str:
     return hashlib.sha256(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()).hexdigest()
 
@@ -105,6 +111,8 @@ class StreamSchema:
         if not isinstance(time, AppendTime | IndexedTime):
             raise SchemaError(f"time is a {type(time).__name__}; give AppendTime or IndexedTime", kind="time")
         self.time = time
+        if self.n_total is not None and COMMITTED_NAME in self.dims:
+            raise SchemaError(f"dim {COMMITTED_NAME!r}: an array of that name says what is committed", kind="name")
         if key_separator not in ("/", "."):
             raise SchemaError(f"key_separator {key_separator!r}: use '/' or '.'", kind="layout")
         self.key_separator = key_separator
@@ -376,7 +384,7 @@ class StreamSchema:
             fill = fill_from_json(stored_dtype(name, a["dtype"]), a["fill_value"])
             if name in document["coords"]:
                 groups["coords"][name] = Coordinate(
-                    a["dims"], dtype=a["dtype"], attrs=a["attrs"], fill_value=fill, digest=a["digest"]
+                    a["dims"], dtype=a["dtype"], attrs=a["attrs"], fill_value=fill, digest=_digest(a["digest"])
                 )
             else:
                 group = "statics" if role is Role.STATIC else "variables"
@@ -392,8 +400,10 @@ class StreamSchema:
         described = {"units": time["units"], "calendar": time["calendar"], "attrs": time["attrs"]}
         if time["mode"] == "append":
             mode: AppendTime | IndexedTime = AppendTime(**described)
+            if (time["n_records"], time["digest"]) != (None, None):
+                raise FormatError("time of mode 'append' has a number of records", kind="schema")
         elif time["mode"] == "indexed":
-            n, digest = operator.index(time["n_records"]), str(time["digest"])
+            n, digest = operator.index(time["n_records"]), _digest(time["digest"]) or ""
             mode = IndexedTime(None, n_records=n, digest=digest, **described)
         else:
             raise FormatError(f"time mode {time['mode']!r} is not known", kind="schema")
@@ -419,8 +429,8 @@ class StreamSchema:
         Notes
         -----
         Canonical JSON (sorted keys, separators "," and ":", ASCII, floats as ``float.hex()``) of dims with
-        the time length 0, time dim, mode, units, calendar, times digest, and name, dims, dtype, units, fill,
-        keep_bits, codecs, chunk and shard shapes of variables and statics; see FORMAT.md.
+        the time length (0 in append mode), time dim, mode, units, calendar, times digest, and name, dims, dtype,
+        units, fill, keep_bits, codecs, chunk and shard shapes of variables and statics; see FORMAT.md.
         """
         described = {
             "dims": [[d, (self.n_total or 0) if d == self.time_dim else n] for d, n in self.dims.items()],

@@ -83,8 +83,8 @@ class StagedObject:
         pieces = self.pieces  # the thread that stages sets staged_key first, then lets the pieces go
         if pieces is not None:
             return b"".join(bytes(p) for p in pieces)
-        assert self.staged_key is not None
-        return store.read(self.key if self.is_placed else self.staged_key)
+        # Placed, or it was and the sync of its name failed: then its bytes lie under its key, as `_Work.stage` says.
+        return store.read(self.key if self.is_placed or self.staged_key is None else self.staged_key)
 
 
 class Stager:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,13 @@ __all__ = ["CommitReceipt", "CommitToken", "times_sha256"]
 
 # What `mpistream.errors.error_to_json` gives.
 _FAILURE = ("class", "message", "kind", "rank", "errno", "cause_text")
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if isinstance(value, str) or not math.isfinite(number):
+        raise ValueError(f"{value!r} is not a finite number")
+    return number
 
 
 def times_sha256(times: Sequence[float]) -> str:
@@ -100,11 +108,11 @@ class CommitToken:
                 times_sha256=str(document["times_sha256"]),
                 n_objects=operator.index(document["n_objects"]),
                 nbytes=operator.index(document["nbytes"]),
-                last_t=None if document["last_t"] is None else float(document["last_t"]),
+                last_t=None if document["last_t"] is None else _number(document["last_t"]),
                 n_cells={str(k): operator.index(n) for k, n in document["n_cells"].items()},
                 statics={str(k): operator.index(n) for k, n in document["statics"].items()},
                 region=Region.from_json(document["region"]),
-                times=None if document["times"] is None else tuple(float(t) for t in document["times"]),
+                times=None if document["times"] is None else tuple(_number(t) for t in document["times"]),
                 failure=None if document["failure"] is None else {k: document["failure"][k] for k in _FAILURE},
             )
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:

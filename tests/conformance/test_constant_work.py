@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,8 @@ def on_paper(n_records: int) -> Any:
         writer.write_static("topo", 0.0)
     manifest = Manifest.from_bytes(store.read(MANIFEST) or b"")
     store.make_folder("staging")
-    store.stage("staging/0", [manifest.with_records(n_records, n_records - 1.0, "0" * 64).to_bytes()], sync=True)
+    grown = replace(manifest, committed=((0, n_records),), last_t=n_records - 1.0)
+    store.stage("staging/0", [grown.to_bytes()], sync=True)
     store.place("staging/0", MANIFEST)
     store.delete_tree("staging")
     # The variable over time alone has to be read back: its last chunk is there.

@@ -42,7 +42,7 @@ def table(mark: str) -> list[list[str]]:
 
 
 def fields(name: str) -> set[str]:
-    return {row[0].strip("`") for row in table(f"<!-- fields: {name} -->")}
+    return {field for row in table(f"<!-- fields: {name} -->") for field in re.findall(r"`(\w+)`", row[0])}
 
 
 def canonical(value: Any) -> bytes:
@@ -64,13 +64,13 @@ def make_schema() -> ms.StreamSchema:
 
 
 def make_layout() -> bytes:
-    return layout_bytes(2, ms.decompose(make_schema(), 1))
+    return layout_bytes(2, 1, ms.decompose(make_schema(), 1))
 
 
 def make_manifest() -> Manifest:
     """Return the example's state: four records in two commits, then a resume that dropped the last one."""
     schema = make_schema()
-    first = layout_bytes(1, ms.decompose(schema, 2))
+    first = layout_bytes(1, 2, ms.decompose(schema, 2))
     manifest = Manifest.first(
         store_id=f"{1:032}",
         run_id=f"{2:032}",
@@ -78,8 +78,8 @@ def make_manifest() -> Manifest:
         schema=schema,
         layout_digest=hashlib.sha256(first).hexdigest(),
     )
-    manifest = next_manifest(manifest, TIMES[:2], ["depth"])
-    manifest = next_manifest(manifest, TIMES[2:], [])
+    manifest = next_manifest(manifest, ((0, 2),), TIMES[:2], ["depth"])
+    manifest = next_manifest(manifest, ((2, 4),), TIMES[2:], [])
     return recover(
         manifest,
         epoch=2,
@@ -106,11 +106,13 @@ def test_manifest_example_is_read() -> None:
 
 
 def test_checksum_is_over_the_bytes_without_it() -> None:
-    """Section 8.1: without parsing, it is the SHA-256 of the file without the 78 bytes behind its opening brace."""
+    """Section 8.1: without parsing, it is the SHA-256 of the file without 78 bytes, which occur once."""
     assert 'without the 78 bytes `"checksum":"...",`' in " ".join(TEXT.split())
     data = make_manifest().to_bytes()
-    rest = data[:1] + data[1 + 78 :]
-    assert data[1:79] == b'"checksum":"%b",' % hashlib.sha256(rest).hexdigest().encode()
+    ((before, found, behind),) = re.findall(rb'^(.*?)("checksum":"[0-9a-f]{64}",)(.*)$', data)
+    assert len(found) == 78
+    assert found == b'"checksum":"%b",' % hashlib.sha256(before + behind).hexdigest().encode()
+    assert b'"checksum"' not in before + behind
 
 
 def test_fields_of_the_manifest() -> None:
@@ -121,7 +123,7 @@ def test_fields_of_the_manifest() -> None:
     for array in document["schema"]["arrays"]:
         assert fields("array") == set(array)
     assert set(document["dropped"][0]) == {"epoch", "start", "stop"}
-    assert set(document["schema"]["time"]) == {"mode", "units", "calendar", "attrs"}
+    assert fields("time") == set(document["schema"]["time"])
 
 
 def test_unknown_fields_are_ignored() -> None:
@@ -256,8 +258,8 @@ def grown_shard() -> list[bytes]:
     spec = ShardSpec(shard_shape=(2, 2), chunk_shape=(1, 1), codec=codec, fill=np.zeros((), dtype))
     shard = OpenShard(ChunkEncoder(spec), (2,))
     objects = []
-    for record in ((7, 0), (8, 9)):
-        shard.add(np.array(record, dtype))
+    for i, record in enumerate(((7, 0), (8, 9))):
+        shard.put(i, np.array(record, dtype))
         objects.append(b"".join(bytes(piece) for piece in shard.finish()))
     return objects
 
@@ -289,6 +291,188 @@ def test_shard_example_is_read_by_zarr(name: str, n: int) -> None:
     )
     store["c/0/0"] = zarr.core.buffer.cpu.Buffer.from_bytes(hex_of(example(name)))
     np.testing.assert_array_equal(array[:], [[7, 0], [8, 9]][:n])
+
+
+# Indexed mode, blobs, tokens
+
+
+def indexed_schema(separator: str = "/") -> ms.StreamSchema:
+    return ms.StreamSchema(
+        dims={"time": None, "y": 4},
+        time=ms.IndexedTime(TIMES, units="days since 2000-01-01"),
+        variables={"v": ms.Variable(("time", "y"), "int32"), "s": ms.Variable(("time",), "int32")},
+        shard_shape={"time": 3, "y": 2},
+        key_separator=separator,
+    )
+
+
+def write_indexed(store: Any, records: Sequence[int]) -> ms.StreamWriter:
+    w = ms.write_open(store, indexed_schema())
+    for i in records:
+        w.write_record_at(i, TIMES[i], {"v": np.full(4, i, "int32"), "s": i})
+    w.commit()
+    return w
+
+
+def test_time_in_indexed_mode() -> None:
+    """Section 8.3's digest, and both places where section 8.4 puts length and digest of a fixed time dim."""
+    schema = indexed_schema()
+    digest = hashlib.sha256(struct.pack("<4d", *TIMES)).hexdigest()
+    time = schema.to_json()["time"]
+    assert fields("time") == set(time)
+    assert (time["mode"], time["n_records"], time["digest"]) == ("indexed", 4, digest)
+    assert schema.to_json()["dims"] == [["time", None], ["y", 4]]
+    described = {
+        **{name: json.loads(example("fingerprint"))[name] for name in ("time_dim", "key_separator", "calendar")},
+        "dims": [["time", 4], ["y", 4]],
+        "mode": "indexed",
+        "units": "days since 2000-01-01",
+        "times_digest": digest,
+        "arrays": [
+            {
+                "name": name,
+                "role": role,
+                "dims": dims,
+                "dtype": "int32",
+                "units": None,
+                "fill_value": 0,
+                "keep_bits": None,
+                "chunk_shape": chunk,
+                "shard_shape": shard,
+                "codecs": profile_chain("fast", np.dtype("int32")),
+            }
+            for name, role, dims, chunk, shard in (
+                ("s", "series", ["time"], [1024], [1024]),
+                ("v", "variable", ["time", "y"], [3, 2], [3, 2]),
+            )
+        ],
+    }
+    resolved = schema.with_layout({"v": ([3, 2], [3, 2])})
+    assert resolved.fingerprint() == hashlib.sha256(canonical(described)).hexdigest()
+
+
+def test_arrays_of_indexed_mode() -> None:
+    """Section 5: all times lie there from the beginning; `committed` is what plain readers are told."""
+    zarr = pytest.importorskip("zarr", reason="needs zarr")
+    store: Any = MemoryStore("indexed")
+    write_indexed(store, [3, 1]).close()
+    document = json.loads(store.read("committed/zarr.json"))
+    assert (document["shape"], document["data_type"], document["fill_value"]) == ([4], "bool", False)
+    assert document["codecs"] == profile_chain("compact", np.dtype("bool"))
+    assert list(document["attributes"]) == ["long_name"]
+    group = json.loads(store.read("zarr.json"))["consolidated_metadata"]["metadata"]
+    assert sorted(group) == ["committed", "s", "time", "v"]
+    assert group["committed"] == document
+    memory = zarr.storage.MemoryStore(
+        {key: zarr.core.buffer.cpu.Buffer.from_bytes(store.read(key)) for key in store._objects if key[0] != "."}
+    )
+    root = zarr.open_group(memory, mode="r")
+    np.testing.assert_array_equal(root["time"][:], TIMES)
+    np.testing.assert_array_equal(root["committed"][:], [False, True, False, True])
+    np.testing.assert_array_equal(root["v"][1], [1, 1, 1, 1])
+
+
+def test_fields_of_indexed_mode() -> None:
+    """Section 8.2 with gaps: n_records is the dim's length, and an invalidation raises the floors it touches alone."""
+    store: Any = MemoryStore("indexed")
+    w = write_indexed(store, [3, 1, 0])
+    w.invalidate([1])
+    document = ms.read_output_manifest(store)
+    w.close()
+    assert (document["n_records"], document["committed"]) == (4, [[0, 1], [3, 4]])
+    assert (document["commit_seq"], document["last_t"]) == (2, TIMES[3])
+    assert document["floors"] == [[1, 2], [2, 0]]
+    total = sum(int.from_bytes(hashlib.sha256(struct.pack("<Qd", i, TIMES[i])).digest(), "big") for i in (0, 3))
+    assert document["times_digest"] == f"{total % 2**256:064x}"
+
+
+def crc32c_by_bits(data: bytes) -> bytes:
+    """Return the CRC32C of RFC 3720, appendix B.4, bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return struct.pack("<I", crc ^ 0xFFFFFFFF)
+
+
+def test_pack_example_is_what_a_writer_places() -> None:
+    """Section 9.7's key and bytes."""
+    store: Any = MemoryStore("packs")
+    w = write_indexed(store, [0])
+    w.write_blob("rng", b"\xab", scope=0)
+    w.write_blob("n", b"7")
+    w.commit()
+    assert store.list(".mpistream/blobs") == ["1-2-0"]
+    assert store.read(".mpistream/blobs/1-2-0") == hex_of(example("pack"))
+    w.close()
+
+
+def test_pack_example_is_as_its_text_says() -> None:
+    data = hex_of(example("pack"))
+    n, crc = struct.unpack("<Q4s", data[-12:])
+    index = data[-12 - n : -12]
+    assert crc == crc32c_by_bits(index)
+    entries = json.loads(index)["blobs"]
+    assert [(key, scope) for key, scope, *_ in entries] == [("rng", 0), ("n", "static")]
+    payloads = [data[offset : offset + nbytes] for _, _, offset, nbytes, _ in entries]
+    assert payloads == [b"\xab", b"7"]
+    assert [crc for *_, crc in entries] == [crc32c_by_bits(p).hex() for p in payloads]
+    assert sum(map(len, payloads)) + n + 12 == len(data)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "commit_seq", "is_committed"),
+    [(1, 1, True), (1, 2, True), (1, 3, False), (2, 3, False), (2, 4, True), (2, 5, False), (3, 1, False)],
+)
+def test_which_pack_is_committed(epoch: int, commit_seq: int, is_committed: bool) -> None:
+    """Section 9.7's rule on the example after one more commit: epoch 2 began with the manifest 3."""
+    manifest = next_manifest(make_manifest(), ((3, 4),), TIMES[3:], [])
+    assert (manifest.epoch, manifest.first_seq, manifest.commit_seq) == (2, 3, 4)
+    assert manifest.names_pack(epoch, commit_seq) is is_committed
+
+
+def test_which_blob_is_visible() -> None:
+    """Section 9.7: a record's blobs go with it, and a later epoch's static key replaces that key."""
+    store: Any = MemoryStore("packs")
+    w = write_indexed(store, [0, 1])
+    for i in range(2):
+        w.write_blob("rng", b"old", scope=i)
+    w.write_blob("n", b"old")
+    w.write_blob("m", b"old")
+    w.commit()
+    w.invalidate([1])
+    w.close()
+    assert ms.open_reader(store).blobs() == [(0, 0, "rng"), (0, "static", "m"), (0, "static", "n")]
+    with ms.write_resume(store) as w:
+        w.write_record_at(1, TIMES[1], {"v": np.full(4, 1, "int32"), "s": 1})
+        w.write_blob("n", b"new")
+    reader = ms.open_reader(store)
+    assert reader.blobs() == [(0, 0, "rng"), (0, "static", "m"), (0, "static", "n")]
+    assert (reader.read_blob("n"), reader.read_blob("m")) == (b"new", b"old")
+
+
+def test_tokens_and_carried(tmp_path: Path) -> None:
+    """Section 9.8's fields, a layout without regions, and section 8.2's digest of what a caller carried."""
+    url = tmp_path / "run.zarr"
+    parts = [
+        ms.write_open_part(url, make_schema(), writer=i, n_writers=2, region={"y": (2 * i, 2 * i + 2), "x": (0, 6)})
+        for i in range(2)
+    ]
+    layout = (url / ".mpistream" / "layout-1.json").read_bytes()
+    assert layout == canonical({"epoch": 1, "n_writers": 2, "regions": None})
+    tokens = []
+    for part in parts:
+        part.write_record(0.0, {"temperature": 1.0})
+        tokens.append(part.flush().to_json())
+        assert fields("token") == set(tokens[-1])
+        assert (tokens[-1]["records"], tokens[-1]["times"]) == (((0, 1),), (0.0,))
+        part.close()
+    receipt = ms.commit_tokens(url, tokens[::-1])
+    carried = ms.read_output_manifest(url)["carried"]
+    assert set(carried) == {"digest", "receipt"}
+    assert carried["digest"] == hashlib.sha256(canonical(tokens)).hexdigest()
+    assert carried["receipt"] == json.loads(json.dumps(receipt.to_json()))
 
 
 # The folder
@@ -333,12 +517,15 @@ def test_section_2_names_every_file(separator: str) -> None:
     store: Any = WatchedStore()
     w = ms.write_open(store, schema)
     w.write_static("n", 1)
+    w.write_blob("b", b"1")
     for i in range(8):
         w.write_record(i, {"v": np.full(4, i, "int32"), "s": i})
         w.commit()
     ms.write_resume(store, at=3.0, takeover=True).close()
     w.close()
     ms.write_open(store, schema, overwrite=True).close()
+    with ms.write_open(store, indexed_schema(separator), overwrite=True) as w:
+        w.write_record_at(2, TIMES[2], {"v": 1, "s": 1})
     ours = {key.removeprefix(".mpistream/") for key in store.seen if key.startswith(".mpistream/")}
     theirs = {key for key in store.seen if not key.startswith(".mpistream/")}
     assert unmatched(ours, described_below(".mpistream")) == []

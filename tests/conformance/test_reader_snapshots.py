@@ -140,7 +140,7 @@ def test_dropped_record_is_superseded(tmp_path: Path, separator: str) -> None:
     assert differing({"u": reader.read_record("u", 2)}, {"u": value(2)["u"]}) == []
     assert reader.refresh()
     assert reader.n_records == 3
-    with pytest.raises(ms.SchemaError, match="3 records are committed"):
+    with pytest.raises(ms.SchemaError, match="there are 3 records"):
         reader.read_record("u", 4)
 
 

@@ -56,6 +56,9 @@ def _run_to_hang(n_ranks: int, url: Path, n_records: int, **how: Any) -> None:
     """Start a job that stops for good at the place that ``hang`` names, and kill it there."""
     with start_mpiexec(n_ranks, _args(url, n_records, **how)) as job:
         _wait_for(job, "hanging")
+        # Another rank than 0 may get so far before rank 0 has published the commit before.
+        armed = how.get("arm_at", 0)
+        wait_until(lambda: not armed or {"committed": armed} in _said(job, "committed"), 60, f"commit {armed}")
         job.kill_ranks()
 
 

@@ -236,7 +236,7 @@ def test_resume_twice_without_a_commit_gives_the_same(comm: MPI.Intracomm, mpi_t
 
     def state() -> tuple[dict[str, Any], set[str]]:
         document = ms.read_output_manifest(url)
-        own = ("epoch", "run_id", "commit_seq", "layout_digest", "checksum")
+        own = ("epoch", "run_id", "commit_seq", "first_seq", "layout_digest", "checksum")
         return {k: v for k, v in document.items() if k not in own}, keys(url)
 
     seen = []

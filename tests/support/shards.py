@@ -36,12 +36,17 @@ def joined(shard: OpenShard) -> bytes:
     return b"".join(bytes(piece) for piece in shard.finish())
 
 
-def write_shard(spec: ShardSpec, records: Iterable[Array], box_shape: Sequence[int] | None = None) -> bytes:
-    """Return the object that holds some records."""
+def write_shard(
+    spec: ShardSpec,
+    records: Iterable[Array],
+    box_shape: Sequence[int] | None = None,
+    order: Iterable[int] | None = None,
+) -> bytes:
+    """Return the object that holds some records, put in this order or one after the other."""
     records = list(records)
     shard = OpenShard(ChunkEncoder(spec), tuple(records[0].shape if box_shape is None else box_shape))
-    for record in records:
-        shard.add(record)
+    for i in range(len(records)) if order is None else order:
+        shard.put(i, records[i])
     return joined(shard)
 
 

@@ -54,8 +54,7 @@ def item(key: str = "t/c/0", *pieces: bytes, must_sync: bool = False) -> StagedO
     return StagedObject(
         name="t",
         key=key,
-        start=0,
-        stop=1,
+        records=frozenset([0]),
         n_cells=4,
         pieces=list(found),
         nbytes=sum(map(len, found)),

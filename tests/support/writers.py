@@ -15,11 +15,12 @@ from mpistream.epoch import EpochState, prove_epoch
 from mpistream.layout import decompose
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.rank_writer import RankWriter
+from mpistream.rows import encode_whole
 from mpistream.zarr3.metadata import chunk_key
 from tests.support.scripted_store import ScriptedStore
 from tests.support.shards import read_whole
 
-__all__ = ["Crew", "read_array"]
+__all__ = ["Crew", "read_array", "read_record"]
 
 
 class Crew:
@@ -58,7 +59,17 @@ class Crew:
         for writer in range(n):
             self.store.make_folder(stage_folder(self.manifest.epoch, writer))
         found = ms.Options(**{"threads": 0, **options})
+        if schema.n_total is not None and store is None:
+            self._put_times()
         self.writers = [RankWriter(self.store, self.manifest, self.epoch.share(w), found) for w in range(n)]
+
+    def _put_times(self) -> None:
+        """Put the fixed times where the creation of a store puts them."""
+        array = self.schema.time_array
+        assert array.values is not None
+        for item in encode_whole(array, self.schema.key_separator, array.values):
+            self.store.make_folder(item.key.rpartition("/")[0])
+            self.store.create(item.key, b"".join(bytes(p) for p in item.pieces or ()))
 
     def blocks(self, writer: RankWriter, record: dict[str, Any]) -> dict[str, Any]:
         """Cut a writer's blocks out of whole arrays."""
@@ -77,6 +88,11 @@ class Crew:
         for writer in self.writers:
             writer.write_record(t, self.blocks(writer, record))
 
+    def write_at(self, index: int, t: float, record: dict[str, Any]) -> None:
+        """Let every writer write its part of one record of a fixed time dim."""
+        for writer in self.writers:
+            writer.write_record_at(index, t, self.blocks(writer, record))
+
     def write_static(self, name: str, whole: Any) -> None:
         """Let every writer write its part of a static."""
         for writer in self.writers:
@@ -84,17 +100,26 @@ class Crew:
 
     def commit(self, *, partial_rows: bool = True) -> Manifest:
         """Stage, place, decide; every writer goes on from the new state."""
-        stops = [w.stage(partial_rows=partial_rows) for w in self.writers]
-        for writer, stop in zip(self.writers, stops, strict=True):
-            writer.place(stop)
-        tokens = [w.token(stop) for w, stop in zip(self.writers, stops, strict=True)]
-        times = self.writers[0].times[: stops[0] - self.manifest.n_records]
-        decision = decide(self.manifest, self.epoch, tokens, times)
+        found = [w.stage(partial_rows=partial_rows) for w in self.writers]
+        for writer, records in zip(self.writers, found, strict=True):
+            writer.place(records)
+        tokens = [w.token(records) for w, records in zip(self.writers, found, strict=True)]
+        decision = decide(self.manifest, self.epoch, tokens, self.writers[0].times(found[0]))
         assert decision.faults == ()
         assert decision.manifest is not None
         self.manifest = decision.manifest
         for writer in self.writers:
             writer.committed(self.manifest)
+        return self.manifest
+
+    def invalidate(self, *indices: int) -> Manifest:
+        """Give committed records of a fixed time dim up; every writer goes on from the new state."""
+        for writer in self.writers:
+            manifest = writer.without(writer.checked_for_invalidate(indices))
+            writer.take_pack_back()
+        self.manifest = manifest
+        for writer in self.writers:
+            writer.invalidated(self.manifest)
         return self.manifest
 
     def close(self) -> None:
@@ -119,3 +144,18 @@ def read_array(store: ScriptedStore, schema: ms.StreamSchema, name: str, n_recor
         part = out[there]
         part[...] = read_whole(spec, data)[tuple(slice(k) for k in part.shape)]
     return out if array.has_time else out[0]
+
+
+def read_record(store: ScriptedStore, schema: ms.StreamSchema, name: str, record: int) -> NDArray[Any]:
+    """Return one record of a sharded variable from its objects in a store; all of them have to be there."""
+    array = schema.arrays[name]
+    spec = array.shard_spec()
+    row, in_row = divmod(record, array.row_length)
+    out = np.empty(array.shape, array.dtype)
+    for index in np.ndindex(*array.grid.grid_shape):
+        key = chunk_key(name, schema.key_separator, (row, *index))
+        data = store.read(key)
+        assert data is not None, key
+        part = out[tuple(slice(a, b) for a, b in array.grid.shard_box(index))]
+        part[...] = read_whole(spec, data)[in_row][tuple(slice(k) for k in part.shape)]
+    return out

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from mpistream.commit import Decision, decide, next_manifest
+from mpistream.commit import Decision, decide, next_manifest, without_records
 from mpistream.epoch import prove_epoch
 from mpistream.errors import CommitError, StoreError, error_to_json
 from mpistream.layout import resolve_layout
 from mpistream.manifest import Dropped, Manifest, add_times
 from mpistream.token import CommitReceipt, CommitToken, times_sha256
-from tests.support.tokens import BASE, EPOCH, REGIONS, SCHEMA, TIMES, ZEROS, right_tokens
+from tests.support.tokens import BASE, EPOCH, HOLES, REGIONS, SCHEMA, TIMES, ZEROS, right_tokens
 
 GOOD = right_tokens(BASE, EPOCH, TIMES, ("topography",))
 
@@ -55,7 +55,7 @@ def test_a_full_set_of_right_tokens_is_a_commit() -> None:
     )
     assert (manifest.n_records, manifest.committed, manifest.last_t) == (5, ((0, 5),), 4.5)
     assert (manifest.commit_seq, manifest.epoch, manifest.statics) == (10, 4, ("topography",))
-    assert manifest.times_digest == add_times(ZEROS, 0, [0.5, 1.5, *TIMES])
+    assert manifest.times_digest == add_times(ZEROS, enumerate([0.5, 1.5, *TIMES]))
     unchanged = ("store_id", "run_id", "schema", "fingerprint", "coordinates_digest", "layout_digest", "floors")
     assert all(getattr(manifest, name) == getattr(BASE, name) for name in unchanged)
 
@@ -78,21 +78,24 @@ def test_a_commit_of_statics_alone() -> None:
 
 def test_the_first_commit_of_an_epoch_clears_what_was_dropped() -> None:
     """Only then may it be deleted; the floors stay."""
-    base = replace(BASE, dropped=(Dropped(epoch=4, start=2, stop=7),), floors=((2, 9),))
+    base = replace(
+        BASE, dropped=(Dropped(epoch=4, start=2, stop=7),), floors=((2, 9),), carried={"digest": "d", "receipt": {}}
+    )
     found = judge(GOOD, base).manifest
     assert found is not None
     assert found.dropped == ()
     assert found.floors == ((2, 9),)
+    assert found.carried is None
 
 
 def test_every_rank_computes_the_manifest_of_the_decision() -> None:
     """next_manifest, from times and names alone, is what decide returns; names are a sorted set."""
     base = replace(BASE, statics=("lat",))
     found = judge(right_tokens(base, EPOCH, TIMES, ("topography",)), base).manifest
-    assert found == next_manifest(base, TIMES, ["topography"])
+    assert found == next_manifest(base, ((2, 5),), TIMES, ["topography"])
     assert found is not None
     assert found.statics == ("lat", "topography")
-    assert next_manifest(base, [], []) == replace(base, commit_seq=10)
+    assert next_manifest(base, (), [], []) == replace(base, commit_seq=10)
 
 
 # ---- identity ----------------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ def test_all_foreign_ranks_are_named() -> None:
 
 def test_ranks_that_wrote_different_records() -> None:
     """The fault names each rank's number of records and last t, and the way out."""
-    decision = judge(changed(1, stop=4, last_t=3.5))
+    decision = judge(changed(1, records=((2, 4),), last_t=3.5))
     assert_refused(
         decision,
         (
@@ -164,7 +167,7 @@ def test_ranks_that_wrote_different_records() -> None:
             ),
         ),
     )
-    assert [f.kind for f in judge(changed(2, start=1)).faults] == ["records"]
+    assert [f.kind for f in judge(changed(2, records=((1, 5),))).faults] == ["records"]
 
 
 def test_of_many_ranks_eight_are_named() -> None:
@@ -172,36 +175,91 @@ def test_of_many_ranks_eight_are_named() -> None:
     schema = resolve_layout(SCHEMA, 10)
     epoch = prove_epoch(schema, [*REGIONS, *[REGIONS[2]] * 7])
     tokens = right_tokens(BASE, epoch, TIMES)
-    tokens[9] = replace(tokens[9], stop=4)
+    tokens[9] = replace(tokens[9], records=((2, 4),))
     (fault,) = decide(BASE, epoch, tokens, TIMES).faults
     assert fault.text.count("records to t =") == 8
     assert " and 2 more ranks; call rollback()" in fault.text
     assert "rank 8 " not in fault.text
     epoch = prove_epoch(schema, [*REGIONS, *[REGIONS[2]] * 5])
     tokens = right_tokens(BASE, epoch, TIMES)
-    tokens[7] = replace(tokens[7], stop=4)
+    tokens[7] = replace(tokens[7], records=((2, 4),))
     (fault,) = decide(BASE, epoch, tokens, TIMES).faults
     assert fault.text.count("records to t =") == 8
     assert "more ranks" not in fault.text
 
 
 @pytest.mark.parametrize(
-    ("changes", "times", "text"),
+    ("records", "times"),
     [
-        (
-            {"start": 3, "stop": 6},
-            TIMES,
-            "records 3 to 6 do not follow the 2 committed ones with 3 times",
-        ),
-        ({"start": 1, "stop": 4}, TIMES, "records 1 to 4 do not follow the 2 committed ones with 3 times"),
-        ({}, TIMES[:2], "records 2 to 5 do not follow the 2 committed ones with 2 times"),
-        ({"start": 2, "stop": 1}, TIMES, "records 2 to 1 do not follow the 2 committed ones with 3 times"),
+        (((3, 6),), TIMES),
+        (((1, 4),), TIMES),
+        (((2, 5),), TIMES[:2]),
+        (((2, 1),), TIMES),
+        (((2, 4), (5, 6)), TIMES),
+        (((2, 3), (3, 5)), TIMES),
+        (((2, 2),), []),
     ],
 )
-def test_records_that_do_not_follow_the_committed_ones(changes, times, text) -> None:
+def test_records_that_do_not_follow_the_committed_ones(records, times) -> None:
     """All agree, but with something else than the manifest and the owner's times."""
-    decision = judge([replace(t, **changes) for t in GOOD], times=times)
+    decision = judge([replace(t, records=records) for t in GOOD], times=times)
+    text = f"records {records} with {len(times)} times do not fit to the committed ones, ((0, 2),)"
     assert_refused(decision, ("records", None, text))
+
+
+@pytest.mark.parametrize(
+    ("records", "committed", "last_t"),
+    [
+        (((5, 6),), ((2, 6), (7, 8)), 7.0),
+        (((5, 7),), ((2, 8),), 7.0),
+        (((0, 2), (9, 10)), ((0, 5), (7, 8), (9, 10)), 9.0),
+        (((0, 2), (5, 7), (8, 10)), ((0, 10),), 9.0),
+        ((), ((2, 5), (7, 8)), 7.0),
+    ],
+)
+def test_records_in_any_order(records, committed, last_t) -> None:
+    """In indexed mode a commit may fill any hole; the last time is that of the highest record."""
+    numbers = [i for a, b in records for i in range(a, b)]
+    times = [float(i) for i in numbers]
+    found = decide(HOLES, EPOCH, right_tokens(HOLES, EPOCH, times, records=records), times)
+    assert found.faults == ()
+    assert found.records == records
+    assert found.manifest is not None
+    assert found.receipt is not None
+    assert (found.manifest.committed, found.manifest.last_t, found.manifest.n_records) == (committed, last_t, 10)
+    assert found.manifest.times_digest == add_times(ZEROS, [(i, float(i)) for i in sorted([2, 3, 4, 7, *numbers])])
+    assert (found.receipt.n_records, found.receipt.n_new_records) == (4 + len(numbers), len(numbers))
+    assert found.receipt.last_t == last_t
+
+
+@pytest.mark.parametrize(
+    ("records", "n_times"),
+    [
+        (((4, 6),), 2),
+        (((9, 11),), 2),
+        (((-1, 1),), 2),
+        (((5, 6), (6, 7)), 2),
+        (((8, 9), (5, 6)), 2),
+        (((5, 7),), 1),
+        (((5, 5),), 0),
+    ],
+)
+def test_records_that_can_not_be_committed(records, n_times) -> None:
+    """Committed already, outside the time dim, not the ranges of a set, or not as many as there are times."""
+    times = [5.0, 6.0][:n_times]
+    decision = decide(HOLES, EPOCH, right_tokens(HOLES, EPOCH, times, records=records), times)
+    text = f"records {records} with {n_times} times do not fit to the committed ones, ((2, 5), (7, 8))"
+    assert_refused(decision, ("records", None, text))
+
+
+def test_records_that_are_given_up() -> None:
+    """They leave ranges and digest, and no reader takes what comes in their place for them."""
+    found = without_records(HOLES, ((3, 4), (7, 8)), [3.0, 7.0], 4.0)
+    assert (found.committed, found.last_t, found.commit_seq) == (((2, 3), (4, 5)), 4.0, 10)
+    assert found.times_digest == add_times(ZEROS, [(2, 2.0), (4, 4.0)])
+    assert found.floors == ((3, 10), (4, 0), (7, 10), (8, 0))
+    again = next_manifest(found, ((3, 4),), [3.0], [])
+    assert (again.committed, again.last_t, again.floors) == (((2, 5),), 4.0, found.floors)
 
 
 def test_times_that_differ_bitwise() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,18 +14,36 @@ from mpistream.epoch import EpochState, prove_epoch
 from mpistream.errors import StoreError, error_to_json
 from mpistream.layout import decompose, resolve_layout
 from mpistream.manifest import Manifest, add_times
+from mpistream.ranges import Ranges, members, ranges_of
 from mpistream.region import Region
 from mpistream.token import CommitToken
 from tests.support.tokens import ZEROS, right_tokens
 
+N_TOTAL = 12
+
+
+class Case(NamedTuple):
+    """A committed state and what is to be committed next."""
+
+    manifest: Manifest
+    epoch: EpochState
+    records: Ranges
+    times: list[float]
+    statics: tuple[str, ...]
+
+    def tokens(self) -> list[CommitToken]:
+        return right_tokens(self.manifest, self.epoch, self.times, self.statics, self.records)
+
 
 @st.composite
-def epochs(draw: st.DrawFn) -> tuple[Manifest, EpochState, list[float], tuple[str, ...]]:
-    """Draw a schema, writers, records and statics."""
+def epochs(draw: st.DrawFn) -> Case:
+    """Draw a schema of either time mode, writers, records and statics."""
+    is_indexed = draw(st.booleans())
+    indexed = ms.IndexedTime([10.0 * i for i in range(N_TOTAL)], units="s")
     dims = {"time": None, "y": draw(st.integers(1, 9)), "x": draw(st.integers(1, 9))}
     schema = ms.StreamSchema(
         dims=dims,
-        time=ms.AppendTime(units="s"),
+        time=indexed if is_indexed else ms.AppendTime(units="s"),
         variables={
             "a": ms.Variable(("time", "y", "x"), "f4", shard_shape={"y": draw(st.integers(1, 4)), "time": 2}),
             "b": ms.Variable(("time", "x"), "f8"),
@@ -37,20 +54,34 @@ def epochs(draw: st.DrawFn) -> tuple[Manifest, EpochState, list[float], tuple[st
     n_writers = draw(st.integers(1, 6))
     schema = resolve_layout(schema, n_writers)
     epoch = prove_epoch(schema, decompose(schema, n_writers))
-    n_committed = draw(st.integers(0, 3))
-    old = np.arange(float(n_committed)).tolist()
-    manifest = Manifest.first(store_id="s", run_id="r", epoch=1, schema=schema, layout_digest="d")
-    manifest = manifest.with_records(n_committed, old[-1] if old else None, add_times(ZEROS, 0, old))
-    times = sorted(draw(st.sets(st.floats(10, 100), max_size=4)))
+    if is_indexed:
+        order = draw(st.permutations(range(N_TOTAL)))
+        n_old, n_new = draw(st.integers(0, 4)), draw(st.integers(0, 4))
+        old, new = sorted(order[:n_old]), sorted(order[n_old : n_old + n_new])
+        times = [10.0 * i for i in new]
+    else:
+        old = list(range(draw(st.integers(0, 3))))
+        times = sorted(draw(st.sets(st.floats(100, 1000), max_size=4)))
+        new = list(range(len(old), len(old) + len(times)))
+    manifest = replace(
+        Manifest.first(store_id="s", run_id="r", epoch=1, schema=schema, layout_digest="d"),
+        committed=ranges_of(old),
+        last_t=10.0 * old[-1] if old else None,
+        times_digest=add_times(ZEROS, [(i, 10.0 * i) for i in old]),
+    )
     statics = tuple(sorted(draw(st.sets(st.sampled_from(["s", "z"])))))
-    return manifest, epoch, times, statics
+    return Case(manifest, epoch, ranges_of(new), times, statics)
+
+
+def old_times(manifest: Manifest) -> list[tuple[int, float]]:
+    return [(i, 10.0 * i) for i in members(manifest.committed)]
 
 
 # A whole epoch is proven for each example.
 some = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 # Only what stands in a receipt or in a message may be another: no proof hangs on it.
-FREE = {"n_objects", "nbytes", "last_t"}
+FREE = {"n_objects", "n_blobs", "nbytes", "last_t", "times"}
 OTHER: dict[str, Any] = {
     "store_id": "x",
     "run_id": "x",
@@ -65,19 +96,33 @@ OTHER: dict[str, Any] = {
 @some
 def test_right_tokens_commit_and_any_mutated_field_is_refused(case, data) -> None:
     """I1 and I3: for any tiling and records, a single wrong field of a single token is a fault that names its rank."""
-    manifest, epoch, times, statics = case
-    tokens = right_tokens(manifest, epoch, times, statics)
+    manifest, epoch, records, times, statics = case
+    tokens = case.tokens()
     found = decide(manifest, epoch, tokens, times)
     assert found.faults == ()
-    assert found.manifest == next_manifest(manifest, times, statics)
+    assert found.manifest == next_manifest(manifest, records, times, statics)
     assert found.manifest is not None
-    assert Manifest.from_bytes(found.manifest.to_bytes()).n_records == manifest.n_records + len(times)
+    again = Manifest.from_bytes(found.manifest.to_bytes())
+    assert set(members(again.committed)) == {*members(manifest.committed), *members(records)}
+    expected = dict([*old_times(manifest), *zip(members(records), times, strict=True)])
+    assert again.last_t == (expected[max(expected)] if expected else None)
+    assert again.times_digest == add_times(ZEROS, expected.items())
 
     i = data.draw(st.integers(0, len(tokens) - 1))
     name = data.draw(st.sampled_from(sorted(set(CommitToken.__dataclass_fields__) - FREE)))
     value = getattr(tokens[i], name)
     if name in OTHER:
         wrong = OTHER[name]
+    elif name == "records":
+        # Moved, or without its last record, or with one more.
+        numbers = set(members(value))
+        wrong = data.draw(
+            st.sampled_from(
+                [((a + 1, b + 1), *value[1:]) for a, b in value[:1]]
+                + [ranges_of(numbers - {max(numbers, default=0)})] * bool(numbers)
+                + [ranges_of(numbers | {max(numbers, default=manifest.n_records) + 1})]
+            )
+        )
     elif name in ("n_cells", "statics"):
         key = data.draw(st.sampled_from([*value, "unknown"]))
         wrong = {**value, key: value.get(key, 0) + data.draw(st.sampled_from([-1, 1, 2**40]))}
@@ -87,7 +132,7 @@ def test_right_tokens_commit_and_any_mutated_field_is_refused(case, data) -> Non
     refused = decide(manifest, epoch, tokens, times)
     assert refused.faults
     assert (refused.manifest, refused.receipt) == (None, None)
-    if name not in ("start", "stop"):
+    if name != "records":
         assert i in {f.writer for f in refused.faults}
 
 
@@ -95,9 +140,8 @@ def test_right_tokens_commit_and_any_mutated_field_is_refused(case, data) -> Non
 @some
 def test_a_set_that_is_not_complete_is_refused(case, data) -> None:
     """A token left out, doubled or in the place of another."""
-    manifest, epoch, times, statics = case
-    tokens = right_tokens(manifest, epoch, times, statics)
+    tokens = case.tokens()
     n = len(tokens)
     chosen = data.draw(st.lists(st.integers(0, n - 1), max_size=n + 2))
-    found = decide(manifest, epoch, [tokens[i] for i in chosen], times)
+    found = decide(case.manifest, case.epoch, [tokens[i] for i in chosen], case.times)
     assert (not found.faults) is (sorted(chosen) == list(range(n)))

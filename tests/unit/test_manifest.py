@@ -14,19 +14,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mpistream as ms
 from mpistream import manifest as module
 from mpistream.errors import FormatError
 from mpistream.manifest import (
     Dropped,
     Manifest,
     add_times,
+    floor_of,
     layout_bytes,
+    parse_blob,
     parse_epoch,
     parse_json,
+    parse_layout,
     parse_open_dropped,
-    regions_of_layout,
+    raise_floors,
+    raised_inside,
     subtract_times,
 )
+from mpistream.ranges import ranges_of
 from mpistream.region import Region
 from tests.support.json_damage import paths, replaced, values
 from tests.support.streams import resolved
@@ -36,15 +42,33 @@ KEY = ".mpistream/manifest.json"
 
 FIRST = Manifest.first(store_id="store", run_id="run", epoch=3, schema=resolved(), layout_digest="digest")
 FULL = replace(
-    FIRST.with_records(5, 0.1 + 0.2, "ab" * 32),
+    FIRST,
+    committed=((0, 5),),
+    last_t=0.1 + 0.2,
+    times_digest="ab" * 32,
     commit_seq=17,
+    first_seq=16,
     statics=("topography",),
     dropped=(Dropped(epoch=2, start=5, stop=9), Dropped(epoch=3, start=5, stop=6)),
     floors=((2, 4), (5, 16)),
+    carried={"digest": "cd", "receipt": {"commit_seq": 17, "warnings": []}},
+)
+INDEXED = replace(
+    Manifest.first(
+        store_id="store",
+        run_id="run",
+        epoch=3,
+        schema=resolved(time=ms.IndexedTime([float(i) for i in range(20)], units="s")),
+        layout_digest="digest",
+    ),
+    committed=((0, 2), (5, 9), (19, 20)),
+    last_t=0.1 + 0.2,
+    floors=((6, 3), (8, 0)),
 )
 
 
 DOCUMENT = json.loads(FULL.to_bytes())
+INDEXED_DOCUMENT = json.loads(INDEXED.to_bytes())
 
 
 def dumped(document: Any) -> bytes:
@@ -64,7 +88,7 @@ def same(a: Manifest, b: Manifest) -> bool:
 # ---- bytes -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("manifest", [FIRST, FULL], ids=["first", "full"])
+@pytest.mark.parametrize("manifest", [FIRST, FULL, INDEXED], ids=["first", "full", "indexed"])
 def test_a_manifest_survives_its_bytes(manifest) -> None:
     """Everything comes back, the time of the last record bitwise."""
     again = Manifest.from_bytes(manifest.to_bytes())
@@ -78,7 +102,7 @@ def test_a_manifest_survives_its_bytes(manifest) -> None:
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_any_time_survives(t) -> None:
     """The shortest decimal that gives the same float, the sign of zero too."""
-    again = Manifest.from_bytes(FIRST.with_records(1, t, ZEROS).to_bytes())
+    again = Manifest.from_bytes(replace(FIRST, committed=((0, 1),), last_t=t).to_bytes())
     assert again.last_t is not None
     assert struct.pack("<d", again.last_t) == struct.pack("<d", t)
 
@@ -97,6 +121,7 @@ def test_the_document() -> None:
         "run_id": "run",
         "epoch": 3,
         "commit_seq": 17,
+        "first_seq": 16,
         "n_records": 5,
         "last_t": 0.1 + 0.2,
         "committed": [[0, 5]],
@@ -107,6 +132,7 @@ def test_the_document() -> None:
         "coordinates_digest": FULL.schema.coordinates_digest(),
         "times_digest": "ab" * 32,
         "layout_digest": "digest",
+        "carried": {"digest": "cd", "receipt": {"commit_seq": 17, "warnings": []}},
     }
 
 
@@ -115,13 +141,20 @@ def test_a_new_store_has_no_records() -> None:
     assert (FIRST.n_records, FIRST.last_t, FIRST.committed, FIRST.commit_seq) == (0, None, (), 0)
     assert (FIRST.statics, FIRST.dropped, FIRST.floors) == ((), (), ())
     assert FIRST.times_digest == ZEROS
-    back = FULL.with_records(0, None, ZEROS)
-    assert (back.n_records, back.last_t, back.committed, back.commit_seq) == (0, None, (), 17)
+    assert (FIRST.first_seq, FIRST.carried) == (0, None)
+
+
+def test_in_indexed_mode_all_records_have_their_place() -> None:
+    """The length of the time dim is fixed, whatever is committed."""
+    document = json.loads(INDEXED.to_bytes())
+    assert (INDEXED.n_records, document["n_records"]) == (20, 20)
+    assert document["committed"] == [[0, 2], [5, 9], [19, 20]]
+    assert replace(INDEXED, committed=()).n_records == 20
 
 
 def test_its_size_does_not_grow_with_records() -> None:
     """A million records cost no more than their number has digits."""
-    assert len(FULL.with_records(10**6, 1.5, ZEROS).to_bytes()) < len(FULL.to_bytes()) + 12
+    assert len(replace(FULL, committed=((0, 10**6),), last_t=1.5).to_bytes()) < len(FULL.to_bytes()) + 12
 
 
 # ---- damage ------------------------------------------------------------------------------------------
@@ -209,6 +242,10 @@ def test_a_document_too_large_is_not_parsed(monkeypatch) -> None:
         ({"committed": []}, "manifest", ("5 records, but committed ranges ()",)),
         ({"committed": [[0]]}, "manifest", ("damaged",)),
         ({"committed": 5}, "manifest", ("damaged: TypeError",)),
+        ({"carried": {"digest": "cd"}}, "manifest", ("damaged: KeyError: 'receipt'",)),
+        ({"carried": {"digest": 5, "receipt": {}}}, "manifest", ("damaged: TypeError: carried tokens with digest 5",)),
+        ({"carried": {"digest": "cd", "receipt": []}}, "manifest", ("damaged: TypeError", "receipt []")),
+        ({"carried": []}, "manifest", ("damaged: TypeError",)),
         ({"epoch": "x"}, "manifest", ("damaged: ValueError",)),
         ({"last_t": [1]}, "manifest", ("damaged: TypeError",)),
         ({"last_t": 10**400}, "manifest", ("damaged: OverflowError",)),
@@ -223,6 +260,26 @@ def test_a_document_too_large_is_not_parsed(monkeypatch) -> None:
 def test_a_document_that_contradicts_itself_is_refused(changes, kind, parts) -> None:
     """Its checksum is right: foreign, newer, or not consistent in itself."""
     refused(sealed({**json.loads(FULL.to_bytes()), **changes}), kind, *parts)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_records": 19},
+        {"n_records": 7},
+        {"committed": [[0, 2], [2, 9]]},
+        {"committed": [[5, 9], [0, 2]]},
+        {"committed": [[0, 2], [1, 9]]},
+        {"committed": [[19, 21]]},
+        {"committed": [[-1, 2]]},
+        {"committed": [[3, 3]]},
+        {"committed": [[4, 3]]},
+    ],
+    ids=str,
+)
+def test_ranges_that_are_no_set_of_records_are_refused(changes) -> None:
+    """In indexed mode: ascending, not touching, not empty, inside the time dim."""
+    refused(sealed({**INDEXED_DOCUMENT, **changes}), "manifest", " records, but committed ranges ")
 
 
 def test_a_schema_without_layout_is_no_manifest() -> None:
@@ -242,12 +299,13 @@ def test_a_wrong_checksum_is_named() -> None:
     refused(dumped({k: v for k, v in document.items() if k != "checksum"}), "checksum")
 
 
-@given(st.sampled_from([p for p in paths(DOCUMENT) if p[0] != "schema"]), values | st.just(...))
+@given(st.sampled_from([DOCUMENT, INDEXED_DOCUMENT]), st.data(), values | st.just(...))
 @settings(max_examples=200)
-def test_a_forged_document_is_a_manifest_or_a_format_error(path, value) -> None:
+def test_a_forged_document_is_a_manifest_or_a_format_error(document, data, value) -> None:
     """One value replaced or left out and the checksum made right: never another error."""
+    path = data.draw(st.sampled_from([p for p in paths(document) if p[0] != "schema"]))
     try:
-        found = Manifest.from_bytes(sealed(replaced(DOCUMENT, path, value)))
+        found = Manifest.from_bytes(sealed(replaced(document, path, value)))
     except FormatError:
         return
     assert same(Manifest.from_bytes(found.to_bytes()), found)
@@ -269,14 +327,16 @@ times_lists = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_siz
 def test_the_digest_does_not_know_how_times_came(times, cuts) -> None:
     """In one commit or in many, and what is subtracted leaves no trace."""
     expected = digest_of(dict(enumerate(times)))
-    assert add_times(ZEROS, 0, times) == expected
+    pairs = list(enumerate(times))
+    assert add_times(ZEROS, pairs) == expected
+    assert add_times(ZEROS, reversed(pairs)) == expected
     edges = sorted({0, len(times), *(min(c, len(times)) for c in cuts)})
     found = ZEROS
     for start, stop in itertools.pairwise(edges):
-        found = add_times(found, start, times[start:stop])
+        found = add_times(found, pairs[start:stop])
     assert found == expected
     for start, stop in itertools.pairwise(edges):
-        found = subtract_times(found, start, times[start:stop])
+        found = subtract_times(found, pairs[start:stop])
     assert found == ZEROS
 
 
@@ -285,16 +345,35 @@ def test_a_resume_is_a_run_that_ended_there(times, n_keep) -> None:
     """Dropping the last records gives the digest of those that were kept."""
     n_keep = min(n_keep, len(times))
     whole = digest_of(dict(enumerate(times)))
-    assert subtract_times(whole, n_keep, times[n_keep:]) == digest_of(dict(enumerate(times[:n_keep])))
+    assert subtract_times(whole, list(enumerate(times))[n_keep:]) == digest_of(dict(enumerate(times[:n_keep])))
 
 
 def test_the_digest_tells_times_apart_bitwise() -> None:
     """0.0 and -0.0, another order, another place."""
-    assert (
-        len({add_times(ZEROS, *a) for a in ((0, [0.0]), (0, [-0.0]), (1, [0.0]), (0, [math.nextafter(0.0, 1)]))}) == 4
-    )
-    assert add_times(ZEROS, 0, [1.0, 2.0]) != add_times(ZEROS, 0, [2.0, 1.0])
-    assert add_times("f" * 64, 0, [1.0]) == f"{int(digest_of({0: 1.0}), 16) - 1:064x}"
+    pairs = [(0, 0.0), (0, -0.0), (1, 0.0), (0, math.nextafter(0.0, 1))]
+    assert len({add_times(ZEROS, [pair]) for pair in pairs}) == 4
+    assert add_times(ZEROS, enumerate([1.0, 2.0])) != add_times(ZEROS, enumerate([2.0, 1.0]))
+    assert add_times("f" * 64, [(0, 1.0)]) == f"{int(digest_of({0: 1.0}), 16) - 1:064x}"
+
+
+# ---- floors ------------------------------------------------------------------------------------------
+
+raised = st.lists(st.lists(st.integers(0, 11), max_size=5), max_size=5)
+
+
+@given(raised, st.integers(0, 12), st.integers(0, 12), st.integers(0, 6))
+def test_each_number_has_the_floor_it_was_raised_to_last(rounds, start, stop, commit_seq) -> None:
+    """As if every number had a floor of its own; the pairs are as few as they can be."""
+    expected = dict.fromkeys(range(14), 0)
+    floors: module.Floors = ()
+    for seq, numbers in enumerate(rounds, start=1):
+        floors = raise_floors(floors, ranges_of(numbers), seq)
+        expected.update(dict.fromkeys(numbers, seq))
+    assert {n: floor_of(floors, n) for n in expected} == expected
+    edges = [(n, expected[n]) for n in expected if expected[n] != expected.get(n - 1, 0)]
+    assert list(floors) == edges
+    inside = any(expected[n] > commit_seq for n in range(start, stop))
+    assert raised_inside(floors, start, stop, commit_seq) is inside
 
 
 # ---- names -------------------------------------------------------------------------------------------
@@ -310,6 +389,7 @@ def test_names_below_the_folder() -> None:
     assert module.stage_folder(12, 0) == ".mpistream/stage/12/0"
     assert module.fenced_folder("12", 13) == ".mpistream/stage/12.fenced-by-13"
     assert module.layout_key(12) == ".mpistream/layout-12.json"
+    assert module.blob_key(12, 0, 345) == ".mpistream/blobs/12-0-345"
     assert module.nonce_key(12) == ".mpistream/nonce-12"
     assert module.dropped_folder(12) == ".mpistream/dropped/12"
     assert module.dropped_folder(12, is_open=True) == ".mpistream/dropped/12.open"
@@ -336,6 +416,37 @@ def test_a_folder_that_a_resume_was_filling_is_known_by_its_name(name, epoch) ->
     assert parse_open_dropped(name) == epoch
 
 
+@given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9))
+def test_a_pack_is_known_by_its_name(epoch, commit_seq, writer) -> None:
+    """parse_blob takes back what blob_key gives."""
+    assert parse_blob(module.blob_key(epoch, commit_seq, writer).rpartition("/")[2]) == (epoch, commit_seq, writer)
+
+
+@pytest.mark.parametrize("name", ["", "1", "1-2", "1-2-3-4", "1-2-", "1--3", "01-2-3", "1-2-x", "1-2-3.partial"])
+def test_other_names_are_no_packs(name) -> None:
+    """Too few or too many numbers, leading zeros, leftovers."""
+    assert parse_blob(name) is None
+
+
+@pytest.mark.parametrize(
+    ("epoch", "commit_seq", "is_named"),
+    [
+        (3, 16, False),
+        (3, 17, True),
+        (3, 18, False),
+        (2, 15, True),
+        (2, 16, False),
+        (2, 17, False),
+        (0, 1, True),
+        (4, 1, False),
+        (4, 17, False),
+    ],
+)
+def test_the_packs_that_a_manifest_names(epoch, commit_seq, is_named) -> None:
+    """Epoch 3 began with commit 16 and is at 17: what older epochs placed and did not commit is none of them."""
+    assert FULL.names_pack(epoch, commit_seq) is is_named
+
+
 # ---- the layout document -----------------------------------------------------------------------------
 
 
@@ -343,26 +454,46 @@ def test_regions_survive_the_layout_document() -> None:
     """Every writer's region, the empty one too, in their order."""
     dims = ("y", "x")
     regions = [Region.of_box(dims, ((0, 4), (0, 6))), Region.empty(dims), Region.of_box(dims, ((4, 8), (0, 6)))]
-    data = layout_bytes(3, regions)
-    assert json.loads(data)["epoch"] == 3
-    assert regions_of_layout("k", data) == regions
+    data = layout_bytes(3, 3, regions)
+    assert (json.loads(data)["epoch"], json.loads(data)["n_writers"]) == (3, 3)
+    assert parse_layout("k", data) == (3, regions)
+
+
+def test_a_layout_without_regions_has_the_number_of_writers() -> None:
+    """Where each writer brings its own with its token."""
+    assert parse_layout("k", layout_bytes(3, 5, None)) == (5, None)
 
 
 @pytest.mark.parametrize(
-    "data", [b"{}", b'{"regions":5}', b'{"regions":[{}]}', b'{"regions":[{"dims":["y"],"boxes":[[[2,1]]]}]}']
+    "data",
+    [
+        b"{}",
+        b'{"regions":null}',
+        b'{"n_writers":1}',
+        b'{"n_writers":"x","regions":null}',
+        b'{"n_writers":1,"regions":5}',
+        b'{"n_writers":1,"regions":[{}]}',
+        b'{"n_writers":1,"regions":[{"dims":["y"],"boxes":[[[2,1]]]}]}',
+    ],
 )
 def test_a_damaged_layout_document_is_refused(data) -> None:
     """With its key."""
     with pytest.raises(FormatError, match=r"^\.mpistream/layout-3\.json: damaged: ") as caught:
-        regions_of_layout(".mpistream/layout-3.json", data)
+        parse_layout(".mpistream/layout-3.json", data)
     assert caught.value.kind == "layout"
 
 
 @given(values)
 def test_no_layout_document_ends_in_another_error(value) -> None:
     """Whatever stands in the place of the regions or of one of them."""
-    for document in ({"regions": value}, {"regions": [value]}, {"regions": [{"dims": ["y"], "boxes": value}]}):
+    documents: list[dict[str, Any]] = [
+        {"n_writers": value, "regions": None},
+        {"n_writers": 1, "regions": value},
+        {"n_writers": 1, "regions": [value]},
+        {"n_writers": 1, "regions": [{"dims": ["y"], "boxes": value}]},
+    ]
+    for document in documents:
         try:
-            regions_of_layout("k", dumped(document))
+            parse_layout("k", dumped(document))
         except FormatError as error:
             assert error.kind == "layout"

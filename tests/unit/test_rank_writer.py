@@ -148,16 +148,20 @@ def test_a_writer_knows_where_it_stands() -> None:
     """Records and times of those that are not committed, and the last of both."""
     crew = Crew(schema())
     (writer,) = crew.writers
-    assert (writer.n_records, writer.n_committed, writer.last_t, writer.times, writer.base_seq) == (0, 0, None, [], 0)
-    assert not writer.has_pending(0)
+    assert (writer.n_records, writer.n_committed, writer.last_t, writer.base_seq) == (0, 0, None, 0)
+    assert writer.records_to_commit(partial_rows=True) == ()
+    assert not writer.has_pending(())
     crew.write(1.5, record(0))
-    assert (writer.n_records, writer.n_committed, writer.last_t, writer.times) == (1, 0, 1.5, [1.5])
-    assert writer.has_pending(1)
+    assert (writer.n_records, writer.n_committed, writer.last_t) == (1, 0, 1.5)
+    assert writer.records_to_commit(partial_rows=True) == ((0, 1),)
+    assert writer.times(((0, 1),)) == [1.5]
+    assert writer.has_pending(((0, 1),))
     crew.commit()
-    assert (writer.n_records, writer.n_committed, writer.last_t, writer.times, writer.base_seq) == (1, 1, 1.5, [], 1)
-    assert not writer.has_pending(1)
+    assert (writer.n_records, writer.n_committed, writer.last_t, writer.base_seq) == (1, 1, 1.5, 1)
+    assert writer.records_to_commit(partial_rows=True) == ()
+    assert not writer.has_pending(())
     crew.write_static("depth", DEPTH)
-    assert writer.has_pending(1)
+    assert writer.has_pending(())
     assert dict(writer.region) == {"y": (0, 10), "x": (0, 6)}
     assert writer.block_shape("t") == writer.block_shape("depth") == SIZES
     assert (writer.block_shape("rows"), writer.block_shape("energy"), writer.block_shape("scalar")) == ((10,), (), ())
@@ -169,15 +173,15 @@ def test_a_commit_of_whole_rows_ends_where_all_rows_end() -> None:
     crew = Crew(schema(variables=variables))
     (writer,) = crew.writers
     values = np.arange(6, dtype="f4")
-    stops = []
+    found = []
     for i in range(14):
         crew.write(float(i), {"a": values + i, "b": values - i})
-        stops.append(writer.stop_of_commit(partial_rows=False))
-    assert stops == [0] * 5 + [6] * 6 + [12] * 3
-    assert writer.stop_of_commit(partial_rows=True) == 14
+        found.append(writer.records_to_commit(partial_rows=False))
+    assert found == [()] * 5 + [((0, 6),)] * 6 + [((0, 12),)] * 3
+    assert writer.records_to_commit(partial_rows=True) == ((0, 14),)
     crew.commit(partial_rows=False)
-    assert (crew.manifest.n_records, writer.times, writer.n_records) == (12, [12.0, 13.0], 14)
-    assert writer.stop_of_commit(partial_rows=False) == 12
+    assert (crew.manifest.n_records, writer.times(((12, 14),)), writer.n_records) == (12, [12.0, 13.0], 14)
+    assert writer.records_to_commit(partial_rows=False) == ()
     crew.commit()
     assert read_array(crew.store, crew.schema, "b", 14)[:, 0].tolist() == [-float(i) for i in range(14)]
 
@@ -233,7 +237,7 @@ def test_a_bad_record_changes_nothing(t, changes, kind, parts) -> None:
     crew.write(1.0, record(0))
     bad = {k: v for k, v in {**record(1), **changes}.items() if v is not ...}
     refused(lambda: writer.write_record(t, bad), kind, *parts)
-    assert (writer.n_records, writer.times) == (1, [1.0])
+    assert (writer.n_records, writer.times(((0, 1),))) == (1, [1.0])
     crew.write(2.0, record(2))
     crew.commit()
     expected = np.stack([record(0)["t"], record(2)["t"]])

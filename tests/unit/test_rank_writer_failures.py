@@ -68,11 +68,12 @@ def test_a_token_counts_what_is_in_place() -> None:
     crew.write_static("scalar", 7)
     tokens = []
     for writer in crew.writers:
-        stop = writer.stage(partial_rows=True)
-        writer.place(stop)
-        tokens.append(writer.token(stop))
+        records = writer.stage(partial_rows=True)
+        writer.place(records)
+        tokens.append(writer.token(records))
     first, second = tokens
-    assert (first.start, first.stop, first.last_t, first.times_sha256) == (1, 3, 2.0, times_sha256([1.0, 2.0]))
+    assert (first.records, first.last_t, first.times_sha256) == (((1, 3),), 2.0, times_sha256([1.0, 2.0]))
+    assert (first.times, first.n_blobs) == (None, 0)
     assert first.n_cells == {"a": 2 * 24, "b": 2 * 24, "energy": 2}
     assert second.n_cells == {"a": 2 * 24, "b": 2 * 24, "energy": 0}
     assert first.statics == {"depth": 24, "scalar": 1}
@@ -88,7 +89,7 @@ def test_a_token_counts_what_is_in_place() -> None:
 def test_a_token_may_carry_a_failure() -> None:
     """With this rank's number, for the others to see."""
     crew = Crew(schema(), 2)
-    token = crew.writers[1].token(0, no_space())
+    token = crew.writers[1].token((), no_space())
     assert token.failure is not None
     assert {k: token.failure[k] for k in ("class", "message", "kind", "rank", "errno")} == {
         "class": "StoreError",
@@ -97,8 +98,8 @@ def test_a_token_may_carry_a_failure() -> None:
         "rank": 1,
         "errno": errno.ENOSPC,
     }
-    assert crew.writers[0].token(0).failure is None
-    assert crew.writers[0].token(0).last_t is None
+    assert crew.writers[0].token(()).failure is None
+    assert crew.writers[0].token(()).last_t is None
 
 
 def test_without_durability_only_replaced_records_are_synced() -> None:
@@ -142,10 +143,10 @@ def test_a_rename_that_fails_is_done_by_the_next_try() -> None:
     crew = Crew(schema())
     (writer,) = crew.writers
     crew.write(0.0, record(0))
-    stop = writer.stage(partial_rows=True)
+    records = writer.stage(partial_rows=True)
     crew.store.fail("place", None, no_space())
     with pytest.raises(StoreError, match="no space left"):
-        writer.place(stop)
+        writer.place(records)
     crew.commit()
     check(crew, 0)
 
@@ -168,19 +169,19 @@ def test_a_record_that_was_taken_in_part_stops_the_writer_until_it_rolls_back(mo
     (writer,) = crew.writers
     crew.write(0.0, record(0))
     crew.commit()
-    add = ShardRows.add
+    put = ShardRows.put
 
-    def fail(rows: ShardRows, block: Any) -> Any:
+    def fail(rows: ShardRows, number: int, block: Any) -> Any:
         if rows.array.name == "b":
             raise MemoryError("no memory")
-        return add(rows, block)
+        return put(rows, number, block)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ShardRows, "add", fail)
+        patched.setattr(ShardRows, "put", fail)
         with pytest.raises(MemoryError):
             crew.write(1.0, record(1))
     assert writer.n_records == 1
-    assert writer.has_pending(1)
+    assert writer.has_pending(())
     with pytest.raises(ProtocolError, match=r"an earlier record was taken in part \(no memory\); call rollback"):
         crew.write(2.0, record(2))
     with pytest.raises(ProtocolError, match=r"in part \(MemoryError: no memory\); call rollback") as caught:
@@ -238,7 +239,7 @@ def test_a_rollback_is_as_if_nothing_had_been_written(rows, staged) -> None:
         if staged:
             writer.stage(partial_rows=True)
         writer.rollback()
-        assert (writer.n_records, writer.last_t, writer.has_pending(2)) == (2, 1.0, False)
+        assert (writer.n_records, writer.last_t, writer.has_pending(())) == (2, 1.0, False)
         assert crew.store.list(stage_folder(1, writer.writer)) == []
     crew.write(1.5, record(3))
     crew.write_static("depth", record(3)["a"])

@@ -158,8 +158,8 @@ Read = Callable[[ms.StoreReader], object]
 @pytest.mark.parametrize(
     ("read", "kind", "message"),
     [
-        (lambda r: r.read_record("u", 6), "index", r"record 6 of 'u': 6 records are committed"),
-        (lambda r: r.read_record("u", -7), "index", r"record -7 of 'u': 6 records are committed"),
+        (lambda r: r.read_record("u", 6), "index", r"record 6 of 'u': there are 6 records"),
+        (lambda r: r.read_record("u", -7), "index", r"record -7 of 'u': there are 6 records"),
         (lambda r: r.read_record("count", 6), "index", r"record 6 of 'count'"),
         (lambda r: r.read_record("v", 0), "unknown", r"'v' is not among .*'u', 'column', 'count'"),
         (lambda r: r.read_record("topo", 0), "unknown", r"'topo' is not among the streaming variables"),
@@ -197,7 +197,7 @@ def test_store_without_records(store: Any) -> None:
     assert (reader.n_records, reader.committed, reader.manifest.statics) == (0, (), ())
     assert reader.times.shape == (0,)
     for index in (0, -1):
-        with pytest.raises(ms.SchemaError, match="0 records are committed"):
+        with pytest.raises(ms.SchemaError, match="there are 0 records"):
             reader.read_record("u", index)
 
 
@@ -300,7 +300,7 @@ def test_refresh_tells_whether_there_is_something_new(store: Any) -> None:
     assert reader.times.tolist() == [0.0, 1.5]
     append(writer, 3)
     assert reader.n_records == 2
-    with pytest.raises(ms.SchemaError, match="2 records are committed"):
+    with pytest.raises(ms.SchemaError, match="there are 2 records"):
         reader.read_record("u", 2)
     assert [reader.refresh(), reader.refresh()] == [True, False]
     assert reader.n_records == 3

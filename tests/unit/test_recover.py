@@ -8,7 +8,7 @@ import pytest
 
 from mpistream.commit import next_manifest, recover
 from mpistream.manifest import Dropped, Manifest, add_times
-from tests.support.tokens import BASE, TIMES, ZEROS
+from tests.support.tokens import BASE, HOLES, TIMES, ZEROS
 
 
 def recovered(manifest: Manifest, n_keep: int, times: list[float], epoch: int = 5) -> Manifest:
@@ -24,23 +24,24 @@ def recovered(manifest: Manifest, n_keep: int, times: list[float], epoch: int = 
 
 
 ALL_TIMES = [0.5, 1.5, *TIMES]
-COMMITTED = next_manifest(BASE, TIMES, ["lat"])
+COMMITTED = next_manifest(BASE, ((2, 5),), TIMES, ["lat"])
 
 
 @pytest.mark.parametrize("n_keep", range(6))
 def test_a_resume_keeps_the_first_records(n_keep) -> None:
     """The new epoch's first manifest: what is dropped is noted, kept aside, and a floor for readers."""
     found = recovered(COMMITTED, n_keep, ALL_TIMES)
-    assert (found.epoch, found.run_id, found.layout_digest, found.commit_seq) == (5, "run 5", "layout 5", 11)
+    assert (found.epoch, found.run_id, found.layout_digest) == (5, "run 5", "layout 5")
+    assert (found.commit_seq, found.first_seq) == (11, 11)
     assert (found.n_records, found.committed) == (n_keep, ((0, n_keep),) if n_keep else ())
     assert found.last_t == (ALL_TIMES[n_keep - 1] if n_keep else None)
-    assert found.times_digest == add_times(ZEROS, 0, ALL_TIMES[:n_keep])
+    assert found.times_digest == add_times(ZEROS, enumerate(ALL_TIMES[:n_keep]))
     assert found.statics == ("lat",)
     if n_keep == 5:
         assert (found.dropped, found.floors) == ((), ())
     else:
         assert found.dropped == (Dropped(epoch=5, start=n_keep, stop=5),)
-        assert found.floors == ((n_keep, 11),)
+        assert found.floors == ((n_keep, 11), (5, 0))
     assert Manifest.from_bytes(found.to_bytes()).to_bytes() == found.to_bytes()
 
 
@@ -49,24 +50,53 @@ def test_recovery_twice_is_recovery_once() -> None:
     once = recovered(COMMITTED, 3, ALL_TIMES)
     twice = recovered(once, 3, ALL_TIMES[:3], epoch=6)
     assert (twice.epoch, twice.commit_seq) == (6, 12)
-    assert replace(twice, epoch=5, run_id="run 5", layout_digest="layout 5", commit_seq=11) == once
+    assert replace(twice, epoch=5, run_id="run 5", layout_digest="layout 5", commit_seq=11, first_seq=11) == once
 
 
 def test_what_several_resumes_dropped_is_kept_until_a_commit() -> None:
-    """A restart that fails at once has destroyed nothing; floors that a lower one covers are forgotten."""
+    """A restart that fails at once has destroyed nothing; a number's floor is the last resume that dropped it."""
     first = recovered(COMMITTED, 4, ALL_TIMES)
     second = recovered(first, 1, ALL_TIMES[:4], epoch=6)
     assert second.dropped == (Dropped(epoch=5, start=4, stop=5), Dropped(epoch=6, start=1, stop=4))
-    assert second.floors == ((1, 12),)
-    after = next_manifest(second, [7.5, 8.5], [])
+    assert second.floors == ((1, 12), (4, 11), (5, 0))
+    after = next_manifest(second, ((1, 3),), [7.5, 8.5], [])
     assert after.dropped == ()
     third = recovered(after, 2, [0.5, 7.5, 8.5], epoch=7)
-    assert third.floors == ((1, 12), (2, 14))
-    fourth = recovered(next_manifest(third, [9.5], []), 2, [0.5, 7.5, 9.5], epoch=8)
-    assert fourth.floors == ((1, 12), (2, 16))
+    assert third.floors == ((1, 12), (2, 14), (3, 12), (4, 11), (5, 0))
+    fourth = recovered(next_manifest(third, ((2, 3),), [9.5], []), 2, [0.5, 7.5, 9.5], epoch=8)
+    assert fourth.floors == ((1, 12), (2, 16), (3, 12), (4, 11), (5, 0))
 
 
 def test_times_that_are_not_the_dropped_ones_are_a_mistake_of_ours() -> None:
     """Kept and dropped records are all records."""
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match="zip"):
         recovered(COMMITTED, 3, ALL_TIMES[:4])
+
+
+@pytest.mark.parametrize(
+    ("n_keep", "committed", "dropped"),
+    [
+        (10, ((2, 5), (7, 8)), ()),
+        (8, ((2, 5), (7, 8)), ()),
+        (7, ((2, 5),), ((7, 8),)),
+        (4, ((2, 4),), ((4, 5), (7, 8))),
+        (0, (), ((2, 5), (7, 8))),
+    ],
+)
+def test_a_resume_with_holes(n_keep, committed, dropped) -> None:
+    """In indexed mode: what was committed from that number on is dropped and has a floor, nothing else."""
+    gone = [float(i) for a, b in dropped for i in range(a, b)]
+    kept = [i for a, b in committed for i in range(a, b)]
+    found = recover(
+        HOLES,
+        epoch=5,
+        run_id="run 5",
+        n_keep=n_keep,
+        last_t=float(kept[-1]) if kept else None,
+        dropped_times=gone,
+        layout_digest="layout 5",
+    )
+    assert (found.committed, found.n_records) == (committed, 10)
+    assert found.dropped == tuple(Dropped(epoch=5, start=a, stop=b) for a, b in dropped)
+    assert found.floors == tuple(floor for a, b in dropped for floor in ((a, 10), (b, 0)))
+    assert found.times_digest == add_times(ZEROS, [(i, float(i)) for i in kept])

@@ -16,6 +16,7 @@ from mpistream.zarr3.codecs import profile_chain
 from tests.support.streams import make_schema, resolved
 
 V = ms.Variable
+FIXED = ms.IndexedTime([0.0, 1.0], units="s")
 
 
 def one(*dims, dtype="float32", **more):
@@ -62,6 +63,44 @@ def test_the_time_coordinate() -> None:
         "long_name": "t",
     }
     assert SERIES_CHUNK == 1024
+
+
+def test_time_of_fixed_length() -> None:
+    """In indexed mode time is a coordinate with all its values, and another array says what is committed."""
+    schema = make_schema(time=ms.IndexedTime([0.5, 1.5, 9.0], units="s", attrs={"long_name": "t"}))
+    assert (schema.mode, schema.n_total) == ("indexed", 3)
+    time, committed = schema.own_arrays
+    assert time.to_json() == schema.time_array.to_json()
+    assert (time.name, time.role, time.dims, time.shape) == ("time", Role.COORDINATE, ("time",), (3,))
+    assert time.values is not None
+    assert time.values.tolist() == [0.5, 1.5, 9.0]
+    assert time.digest == hashlib.sha256(struct.pack("<3d", 0.5, 1.5, 9.0)).hexdigest()
+    assert time.attrs == {
+        "standard_name": "time",
+        "axis": "T",
+        "units": "s",
+        "calendar": "proleptic_gregorian",
+        "long_name": "t",
+    }
+    assert (committed.name, committed.role, committed.dims, committed.shape) == (
+        "committed",
+        Role.COORDINATE,
+        ("time",),
+        (3,),
+    )
+    assert (committed.dtype, committed.fill.tolist(), committed.values) == (np.dtype("bool"), False, None)
+    assert "committed" not in schema.arrays
+    assert (time.resolved_shard_shape, committed.resolved_shard_shape) == ((3,), (3,))
+    many = make_schema(time=ms.IndexedTime(np.arange(100_000.0), units="s"))
+    assert many.own_arrays[1].resolved_chunk_shape == (65536,)
+
+
+def test_in_append_mode_time_is_the_only_array_of_ours() -> None:
+    """No length, and nothing beside the records says what is committed."""
+    schema = make_schema()
+    assert (schema.mode, schema.n_total, schema.committed_array) == ("append", None, None)
+    assert [a.name for a in schema.own_arrays] == ["time"]
+    assert make_schema(coords={"committed": ms.Coordinate((), 5)}).coords["committed"].values == 5
 
 
 def test_values_of_a_coordinate_are_copied_and_digested() -> None:
@@ -185,7 +224,7 @@ BAD = [
     refused("dims", "'y' comes first", "must be None, not 8", dims={"y": 8, "x": 6}),
     refused("dims", "'y' has length 0", "integer above 0", dims={"time": None, "y": 0, "x": 6}),
     refused("name", "dim '..' begins with a dot", dims={"time": None, "..": 8, "x": 6}),
-    refused("time", "time is a str; give AppendTime(units=...)", time="seconds since 2000-01-01"),
+    refused("time", "time is a str; give AppendTime or IndexedTime", time="seconds since 2000-01-01"),
     refused("layout", "key_separator ':': use '/' or '.'", key_separator=":"),
     refused("schema", "a stream without variables has nothing to stream; give at least one", variables={}),
     refused("attribute", "group attributes['missing'] is nan", "leave it out", attrs={"missing": math.nan}),
@@ -204,6 +243,9 @@ BAD = [
     refused("name", "name 'topography' is used twice", variables={"topography": V(("time",), "f4")}),
     refused("name", "name 'lat' is used twice", "unique", statics={"lat": V(("y",), "f4")}),
     refused("name", "name 'time' is used twice", coords={"time": ms.Coordinate((), dtype="f4")}),
+    refused("name", "name 'committed' is used twice", time=FIXED, coords={"committed": ms.Coordinate((), 5)}),
+    refused("name", "dim 'committed'", time=FIXED, dims={"time": None, "y": 8, "x": 6, "committed": 2}),
+    refused("name", "dim 'committed'", time=FIXED, dims={"committed": None, "y": 8, "x": 6}),
     refused("name", "'y' is a dim", "('y',), not ('time',)", variables={"y": V(("time",), "f4")}, coords={}),
     refused("name", "'x' is a dim", "('x',), not ('y',)", coords={"x": ms.Coordinate(("y",), dtype="f4")}),
     # dims of arrays

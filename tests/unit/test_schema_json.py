@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import struct
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,21 @@ def test_the_fingerprint_is_the_digest_of_the_canonical_text() -> None:
     assert described().fingerprint() == FINGERPRINT
 
 
+def test_the_fingerprint_of_fixed_times() -> None:
+    """In indexed mode the text has the number of records, and the sha256 of their times as little-endian float64."""
+    times = hashlib.sha256(struct.pack("<3d", -1.0, 0.25, 7.0)).hexdigest()
+    text = CANONICAL
+    for was, comes in (
+        ('["time",0]', '["time",3]'),
+        ('"mode":"append"', '"mode":"indexed"'),
+        ('"times_digest":null', f'"times_digest":"{times}"'),
+    ):
+        assert text.count(was) == 1
+        text = text.replace(was, comes)
+    time = ms.IndexedTime([-1, 0.25, 7], units="hours since 1970-01-01", calendar="noleap")
+    assert described(time=time).fingerprint() == hashlib.sha256(text.encode()).hexdigest()
+
+
 def test_the_fingerprint_leaves_out_what_may_differ() -> None:
     """Titles, long names and values of coordinates don't decide whether two streams continue each other."""
     variables = {
@@ -84,6 +100,7 @@ def test_the_fingerprint_leaves_out_what_may_differ() -> None:
         {"dims": {"time": None, "x": 6, "y": 4}},
         {"time": ms.AppendTime(units="days since 1970-01-01", calendar="noleap")},
         {"time": ms.AppendTime(units="hours since 1970-01-01")},
+        {"time": ms.IndexedTime([0.0], units="hours since 1970-01-01", calendar="noleap")},
         {"key_separator": "/"},
         {"statics": {}},
         {"statics": {"land": ms.Variable(("y", "x"), "uint8")}},
@@ -149,6 +166,7 @@ def same(a: StreamSchema, b: StreamSchema) -> bool:
         resolved(),
         resolved(key_separator=".", attrs={"title": "t", "n": [1, 2.5, None]}, codec="checkpoint"),
         resolved(time=ms.AppendTime(units="s", calendar="360_day", attrs={"long_name": "model time"})),
+        resolved(time=ms.IndexedTime([1.5, 2.5, 9], units="s", calendar="360_day", attrs={"long_name": "model time"})),
         resolved(statics={"scalar": ms.Variable((), "float64", fill_value=-0.0)}, coords={}),
         resolved(coords={"name": ms.Coordinate((), 5, attrs={"a": 1}), "x": ms.Coordinate(("x",), np.arange(6.0))}),
     ],
@@ -157,40 +175,62 @@ def test_a_schema_survives_json(schema) -> None:
     """From its document comes a schema with the same document, digests and arrays, only values stay behind."""
     again = StreamSchema.from_json(json.loads(json.dumps(schema.to_json(), allow_nan=False)))
     assert same(again, schema)
-    assert all(a.values is None for a in again.arrays.values())
+    assert all(a.values is None for a in (*again.own_arrays, *again.arrays.values()))
+    assert (again.mode, again.n_total) == (schema.mode, schema.n_total)
     for name, array in schema.arrays.items():
         assert again.arrays[name].fill.tobytes() == array.fill.tobytes()
 
 
 DOCUMENT = json.loads(json.dumps(resolved().to_json()))
+INDEXED = json.loads(json.dumps(resolved(time=ms.IndexedTime([1.5, 2.5, 9], units="s")).to_json()))
 PATHS = paths(DOCUMENT)
 
 
-@given(st.sampled_from(PATHS), values | st.floats() | st.just(...))
-def test_a_damaged_document_is_a_format_error(path, value) -> None:
+@given(st.sampled_from([DOCUMENT, INDEXED]), st.sampled_from(PATHS), values | st.floats() | st.just(...))
+def test_a_damaged_document_is_a_format_error(document, path, value) -> None:
     """One value replaced or left out: a schema that can be used, or FormatError, never another exception."""
     try:
-        schema = StreamSchema.from_json(replaced(DOCUMENT, path, value))
+        schema = StreamSchema.from_json(replaced(document, path, value))
     except FormatError as error:
         assert error.kind == "schema"
     else:
         assert same(StreamSchema.from_json(json.loads(json.dumps(schema.to_json()))), schema)
 
 
-# A digest is looked for in coordinates only.
+# Of an array, a digest is looked for in coordinates only.
 NEEDED = [
     p
     for p in PATHS
     if isinstance(p[-1], str) and "attrs" not in p[:-1] and "configuration" not in p
-    if p[-1] != "digest" or DOCUMENT["arrays"][p[1]]["name"] in DOCUMENT["coords"]
+    if p[-1] != "digest" or p[0] == "time" or DOCUMENT["arrays"][p[1]]["name"] in DOCUMENT["coords"]
 ]
 
 
+@pytest.mark.parametrize("document", [DOCUMENT, INDEXED], ids=["append", "indexed"])
 @pytest.mark.parametrize("path", NEEDED, ids=str)
-def test_nothing_in_the_document_may_be_missing(path) -> None:
+def test_nothing_in_the_document_may_be_missing(document, path) -> None:
     """Each name of the document is needed, except inside attributes and codecs' configurations."""
     with pytest.raises(FormatError):
-        StreamSchema.from_json(replaced(DOCUMENT, path, ...))
+        StreamSchema.from_json(replaced(document, path, ...))
+
+
+@pytest.mark.parametrize("value", [math.nan, 5, [], {"a": 1}, True], ids=repr)
+def test_a_digest_is_a_string(value) -> None:
+    """That of a coordinate, and that of the times."""
+    at = [a["name"] for a in DOCUMENT["arrays"]].index("y")
+    for document, path in ((DOCUMENT, ("arrays", at, "digest")), (INDEXED, ("time", "digest"))):
+        with pytest.raises(FormatError, match="the schema is damaged: TypeError: digest"):
+            StreamSchema.from_json(replaced(document, path, value))
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, 3.4028235677973366e38])
+def test_a_fill_value_beyond_its_dtype_is_damage(value) -> None:
+    """A finite float that rounds to none of float32."""
+    assert DOCUMENT["arrays"][0]["dtype"] == "float32"
+    with pytest.raises(FormatError, match="the schema is damaged: FloatingPointError"):
+        StreamSchema.from_json(replaced(DOCUMENT, ("arrays", 0, "fill_value"), value))
+    infinite = StreamSchema.from_json(replaced(DOCUMENT, ("arrays", 0, "fill_value"), "Infinity"))
+    assert infinite.arrays["temperature"].fill == np.inf
 
 
 @given(values)
@@ -202,5 +242,25 @@ def test_any_other_json_is_a_format_error(value) -> None:
 
 def test_an_unknown_time_mode_is_refused_by_name() -> None:
     """A store of a later version says so instead of being read wrongly."""
-    with pytest.raises(FormatError, match="time mode 'indexed' is not known"):
-        StreamSchema.from_json(replaced(DOCUMENT, ("time", "mode"), "indexed"))
+    with pytest.raises(FormatError, match="time mode 'random' is not known"):
+        StreamSchema.from_json(replaced(DOCUMENT, ("time", "mode"), "random"))
+
+
+@pytest.mark.parametrize(
+    ("document", "name", "value"),
+    [
+        (DOCUMENT, "n_records", 3),
+        (DOCUMENT, "digest", "ab"),
+        (DOCUMENT, "mode", "indexed"),
+        (INDEXED, "mode", "append"),
+        (INDEXED, "n_records", None),
+        (INDEXED, "n_records", 0),
+        (INDEXED, "n_records", -1),
+        (INDEXED, "n_records", 2.0),
+    ],
+)
+def test_the_number_of_records_belongs_to_the_mode(document, name, value) -> None:
+    """Append mode has none and no digest, indexed mode one above zero."""
+    with pytest.raises(FormatError) as caught:
+        StreamSchema.from_json(replaced(document, ("time", name), value))
+    assert caught.value.kind == "schema"

@@ -136,9 +136,18 @@ def test_a_shard_of_time_alone() -> None:
 def test_a_full_shard_takes_no_record() -> None:
     """The row above has to open the next one."""
     shard = OpenShard(ChunkEncoder(SPEC), (4, 6))
-    shard.add(RECORD)
-    with pytest.raises(AssertionError, match="a full shard takes no record"):
-        shard.add(RECORD)
+    shard.put(0, RECORD)
+    with pytest.raises(IndexError):
+        shard.put(1, RECORD)
+    assert joined(shard) == write_shard(SPEC, [RECORD])
+
+
+def test_a_record_is_put_once() -> None:
+    """What is raw in a slab is not replaced."""
+    shard = OpenShard(ChunkEncoder(make_spec((2, 4, 6), (2, 2, 3))), (4, 6))
+    shard.put(1, RECORD)
+    with pytest.raises(AssertionError, match="a record is put once"):
+        shard.put(1, RECORD)
 
 
 def test_a_shard_without_records_is_an_index() -> None:
@@ -274,7 +283,7 @@ def test_a_truncated_object_is_refused() -> None:
             read_whole(SPEC, DATA[:n])
         assert caught.value.kind == "index"
         with pytest.raises(FormatError):
-            OpenShard.from_object(ChunkEncoder(SPEC), (4, 6), DATA[:n], 1)
+            OpenShard.from_object(ChunkEncoder(SPEC), (4, 6), DATA[:n], [0])
     with pytest.raises(FormatError, match="object of 10 bytes has no room for an index of 68 bytes"):
         read_whole(SPEC, DATA[:10])
 

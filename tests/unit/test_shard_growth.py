@@ -68,7 +68,7 @@ def test_every_earlier_index_holds_in_every_later_object(extent, fill, profile) 
     shard = OpenShard(ChunkEncoder(spec), BOX)
     versions = []
     for n in range(1, ROW + 1):
-        shard.add(values[n - 1])
+        shard.put(n - 1, values[n - 1])
         data = joined(shard)
         assert read_whole(spec, data).tobytes() == padded(spec, values[:n]).tobytes()
         versions.append(Version(spec, data, values[:n]))
@@ -93,9 +93,9 @@ def test_a_record_is_encoded_once_when_its_inner_chunk_is_one_record(extent, exp
     spec = ShardSpec(shard_shape=(ROW, 4, 6), chunk_shape=(extent, 2, 3), codec=codec, fill=np.array(0, "float32"))
     shard = OpenShard(ChunkEncoder(spec), BOX)
     found = []
-    for record in records(ROW):
+    for i, record in enumerate(records(ROW)):
         before = codec.n
-        shard.add(record)
+        shard.put(i, record)
         first, again = joined(shard), joined(shard)
         assert first == again
         found.append(codec.n - before)
@@ -107,8 +107,8 @@ def test_with_one_record_an_inner_chunk_an_object_only_grows() -> None:
     spec = row_spec(1)
     shard = OpenShard(ChunkEncoder(spec), BOX)
     last = b""
-    for record in records(ROW):
-        shard.add(record)
+    for i, record in enumerate(records(ROW)):
+        shard.put(i, record)
         chunks = joined(shard)[: -spec.index_nbytes]
         assert chunks.startswith(last)
         assert len(chunks) - len(last) == 4 * (2 * 3 * 4 + 4)
@@ -130,9 +130,9 @@ def test_the_callers_array_is_free_after_each_record(extent) -> None:
     values = records(ROW)
     shard = OpenShard(ChunkEncoder(spec), BOX)
     block = np.empty(BOX, "float32")
-    for record in values:
+    for i, record in enumerate(values):
         block[...] = record
-        shard.add(block)
+        shard.put(i, block)
         block.view(np.uint8)[...] = 0xFF
     assert read_whole(spec, joined(shard)).tobytes() == padded(spec, values).tobytes()
 
@@ -144,7 +144,7 @@ def test_memory_is_that_of_encoded_pieces_and_one_slab(extent) -> None:
     shard = OpenShard(ChunkEncoder(spec), BOX)
     assert shard.nbytes == 0
     for n, record in enumerate(records(ROW), 1):
-        shard.add(record)
+        shard.put(n - 1, record)
         n_full, n_in_slab = divmod(n, extent)
         encoded = 4 * n_full * (extent * 2 * 3 * 4 + 4)
         slab = extent * 3 * 5 * 4 if n_in_slab else 0
@@ -161,12 +161,11 @@ def test_a_row_goes_on_from_an_object_with_fewer_records(extent, n_keep) -> None
     spec = row_spec(extent, profile="fast")
     old, new = records(ROW), records(ROW, seed=1)
     data = write_shard(spec, old)
-    shard = OpenShard.from_object(ChunkEncoder(spec), BOX, data, n_keep)
-    assert shard.n_records == n_keep
+    shard = OpenShard.from_object(ChunkEncoder(spec), BOX, data, range(n_keep))
     kept = Version(spec, data, old[:n_keep])
     assert read_whole(spec, joined(shard)).tobytes() == padded(spec, old[:n_keep]).tobytes()
     for n in range(n_keep, ROW):
-        shard.add(new[n])
+        shard.put(n, new[n])
         later = joined(shard)
         expected = np.concatenate((old[:n_keep], new[n_keep : n + 1]))
         assert read_whole(spec, later).tobytes() == padded(spec, expected).tobytes()
@@ -177,7 +176,7 @@ def test_a_row_goes_on_from_an_object_with_fewer_records(extent, n_keep) -> None
 def test_bytes_behind_the_last_committed_inner_chunk_are_dropped(n_keep) -> None:
     """An object of a crash does not grow with what was never committed."""
     spec = row_spec(1)
-    shard = OpenShard.from_object(ChunkEncoder(spec), BOX, write_shard(spec, records(ROW)), n_keep)
+    shard = OpenShard.from_object(ChunkEncoder(spec), BOX, write_shard(spec, records(ROW)), range(n_keep))
     assert joined(shard) == write_shard(spec, records(ROW)[:n_keep], BOX)
 
 
@@ -188,9 +187,9 @@ def test_inner_chunks_that_are_left_out_stay_so(extent) -> None:
     fill = np.full((3, *BOX), 5, "float32")
     data = write_shard(spec, fill)
     assert len(data) == spec.index_nbytes
-    shard = OpenShard.from_object(ChunkEncoder(spec), BOX, data, 3)
+    shard = OpenShard.from_object(ChunkEncoder(spec), BOX, data, range(3))
     assert len(joined(shard)) == spec.index_nbytes
-    shard.add(records(1)[0])
+    shard.put(3, records(1)[0])
     assert read_whole(spec, joined(shard)).tobytes() == padded(spec, np.concatenate((fill, records(1)))).tobytes()
 
 
@@ -201,9 +200,9 @@ def test_a_damaged_slab_is_refused_when_it_is_read_back() -> None:
     offset, _ = entries_of(spec, bytes(data))[1, 0, 0]
     data[offset] ^= 1
     with pytest.raises(FormatError, match="CRC32C differs") as caught:
-        OpenShard.from_object(ChunkEncoder(spec), BOX, bytes(data), 6)
+        OpenShard.from_object(ChunkEncoder(spec), BOX, bytes(data), range(6))
     assert caught.value.kind == "checksum"
-    kept = OpenShard.from_object(ChunkEncoder(spec), BOX, bytes(data), 4)
+    kept = OpenShard.from_object(ChunkEncoder(spec), BOX, bytes(data), range(4))
     assert read_whole(spec, joined(kept)).tobytes() == padded(spec, records(ROW)[:4]).tobytes()
 
 
@@ -230,7 +229,7 @@ def test_any_history_of_a_row_keeps_what_was_committed(extent, fill, history) ->
             record = (
                 records(1, seed=step) if action == "add" else np.full((1, *BOX), [-0.0, fill][number % 2], "float32")
             )
-            shard.add(record[0])
+            shard.put(len(written), record[0])
             written = np.concatenate((written, record))
         elif action == "commit":
             data, committed = joined(shard), written
@@ -240,7 +239,7 @@ def test_any_history_of_a_row_keeps_what_was_committed(extent, fill, history) ->
             old, versions = versions, []
             for version in old:
                 version.values = version.values[: len(committed)]  # it promises no more than what was kept
-            shard = OpenShard.from_object(encoder, BOX, data, len(committed))
+            shard = OpenShard.from_object(encoder, BOX, data, range(len(committed)))
             data = joined(shard)
         if data:
             assert read_whole(spec, data).tobytes() == padded(spec, committed).tobytes()

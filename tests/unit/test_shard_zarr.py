@@ -57,6 +57,7 @@ class Case:
         for _ in range(draw(st.integers(0, 3))):
             corner = [int(rng.integers(0, n)) for n in self.shape]
             self.values[tuple(slice(a, a + 2 * c) for a, c in zip(corner, self.chunk_shape, strict=True))] = self.fill
+        self.rng = rng
         self.spec = ShardSpec(
             shard_shape=self.shard_shape,
             chunk_shape=self.chunk_shape,
@@ -86,8 +87,9 @@ class Case:
             )
 
     def encoded(self, slices: Any) -> bytes:
-        """One shard of the values, record by record."""
-        return write_shard(self.spec, self.values[slices])
+        """One shard of the values, record by record, in any order."""
+        part = self.values[slices]
+        return write_shard(self.spec, part, order=self.rng.permutation(len(part)).tolist())
 
 
 cases = st.composite(Case)()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from typing import Any
 
@@ -15,6 +16,7 @@ from mpistream.errors import FormatError, StoreError, error_to_json
 from mpistream.region import Region
 from mpistream.token import CommitReceipt, CommitToken, times_sha256
 from tests.support.json_damage import paths, replaced, values
+from tests.support.tokens import BASE, HOLES
 
 TOKEN = CommitToken(
     store_id="store",
@@ -23,12 +25,12 @@ TOKEN = CommitToken(
     epoch=3,
     base_seq=2**40,
     writer=1,
-    start=5,
-    stop=7,
+    records=((5, 7), (9, 10)),
     last_t=0.1 + 0.2,
     times_sha256="cd",
     n_cells={"temperature": 2**50, "energy": 0},
     statics={"topography": 24},
+    n_blobs=2,
     region=Region.of_box(("y", "x"), ((0, 4), (3, 6))),
     n_objects=8,
     nbytes=12_345,
@@ -38,6 +40,9 @@ FAILED = CommitToken(
         **{f: getattr(TOKEN, f) for f in CommitToken.__dataclass_fields__},
         "failure": error_to_json(StoreError("no space", kind="io", errno=28), rank=1),
     }
+)
+CARRIED = CommitToken(
+    **{**{f: getattr(TOKEN, f) for f in CommitToken.__dataclass_fields__}, "times": (0.5, 0.1 + 0.2, -0.0)}
 )
 RECEIPT = CommitReceipt(
     commit_seq=18,
@@ -56,7 +61,7 @@ def through_json(document: Any) -> Any:
     return json.loads(json.dumps(document, allow_nan=False))
 
 
-@pytest.mark.parametrize("token", [TOKEN, FAILED], ids=["good", "failed"])
+@pytest.mark.parametrize("token", [TOKEN, FAILED, CARRIED], ids=["good", "failed", "carried"])
 def test_a_token_survives_json(token) -> None:
     """Equal, with plain types and its region."""
     again = CommitToken.from_json(through_json(token.to_json()))
@@ -97,6 +102,16 @@ def test_a_token_without_a_field_is_refused(name) -> None:
         {"region": {"dims": ["y"], "boxes": [[[2, 1]]]}},
         {"last_t": "x"},
         {"last_t": 10**400},
+        {"last_t": "1.5"},
+        {"last_t": math.nan},
+        {"times": [0.5, math.inf]},
+        {"times": ["0.5"]},
+        {"times": 0.5},
+        {"records": 5},
+        {"records": [5, 6]},
+        {"records": [[5]]},
+        {"records": [[5, 6.0]]},
+        {"n_blobs": None},
         {"failure": 5},
         {"failure": {}},
     ],
@@ -109,7 +124,7 @@ def test_a_damaged_token_is_refused(changes) -> None:
     assert caught.value.kind == "token"
 
 
-DOCUMENTS = [through_json(TOKEN.to_json()), through_json(FAILED.to_json())]
+DOCUMENTS = [through_json(TOKEN.to_json()), through_json(FAILED.to_json()), through_json(CARRIED.to_json())]
 
 
 @given(st.sampled_from(DOCUMENTS), st.data(), values | st.just(...))
@@ -144,6 +159,21 @@ def test_a_receipt_is_the_same_whatever_its_warnings() -> None:
     """They are the owner's alone."""
     assert CommitReceipt.from_json({**RECEIPT.to_json(), "warnings": []}) == RECEIPT
     assert CommitReceipt.from_json({**RECEIPT.to_json(), "nbytes": 1}) != RECEIPT
+
+
+@pytest.mark.parametrize(("manifest", "n_records", "last_t"), [(BASE, 2, 1.5), (HOLES, 4, 7.0)])
+def test_the_receipt_of_a_state(manifest, n_records, last_t) -> None:
+    """Nothing is new; the records are those that are committed, not the length of the time dim."""
+    assert CommitReceipt.of(manifest) == CommitReceipt(
+        commit_seq=9,
+        epoch=4,
+        n_records=n_records,
+        last_t=last_t,
+        n_new_records=0,
+        new_statics=(),
+        n_objects=0,
+        nbytes=0,
+    )
 
 
 @given(st.lists(st.floats(), max_size=5), st.lists(st.floats(), max_size=5))
