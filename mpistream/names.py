@@ -224,6 +224,8 @@ def fill_from_json(dtype: np.dtype[Any], value: Any) -> NDArray[Any]:
 
     Not collective.
     """
-    if dtype.kind == "c":
-        return np.array(complex(float(value[0]), float(value[1])), dtype)
-    return np.array(float(value) if dtype.kind == "f" else value, dtype)
+    # A finite number beyond the dtype's range is damage, an ArithmeticError here.
+    with np.errstate(over="raise"):
+        if dtype.kind == "c":
+            return np.array(complex(float(value[0]), float(value[1])), dtype)
+        return np.array(float(value) if dtype.kind == "f" else value, dtype)
