@@ -18,7 +18,7 @@ from tests.support.collective import at_most, keys
 from tests.support.mpi_run import MPIJob, mpiexec, start_mpiexec
 from tests.support.scene import assert_holds, plain, time_of
 from tests.support.wait import wait_until
-from tests.support.writing_job import SCENE, SHARD
+from tests.support.writing_job import SCENE, SHARD, said_path
 
 N_KILLS = 14
 OPTIONS = ms.Options(durability="none", timeout=20)
@@ -28,10 +28,17 @@ def _args(url: Path, n_records: int, **how: Any) -> list[str]:
     return ["-m", "mpi4py", writing_job.__file__, str(url), str(n_records), json.dumps(how)]
 
 
-def _said(job: MPIJob, word: str) -> list[dict[str, Any]]:
-    """Return what the job has said until now with this word in it; the last line may be cut short by a kill."""
-    lines = job.stdout().splitlines(keepends=True)
-    found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")]
+def _start(n_ranks: int, url: Path, n_records: int, **how: Any) -> MPIJob:
+    said_path(url).unlink(missing_ok=True)
+    return start_mpiexec(n_ranks, _args(url, n_records, **how))
+
+
+def _said(url: Path, word: str) -> list[dict[str, Any]]:
+    """Return what the last job has said until now with this word in it; the last line may be cut short by a kill."""
+    if not said_path(url).exists():
+        return []
+    lines = said_path(url).read_text().splitlines(keepends=True)
+    found = [json.loads(line) for line in lines if line.endswith("}\n")]
     return [line for line in found if word in line]
 
 
@@ -40,11 +47,11 @@ def _has_ended(job: MPIJob) -> bool:
     return os.waitid(os.P_PID, job.launcher_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _wait_for(job: MPIJob, word: str, n: int = 1, timeout: float = 60) -> list[dict[str, Any]]:
+def _wait_for(job: MPIJob, url: Path, word: str, n: int = 1, timeout: float = 60) -> list[dict[str, Any]]:
     """Wait until the job has said so many lines with this word."""
 
     def enough() -> list[dict[str, Any]]:
-        found = _said(job, word)
+        found = _said(url, word)
         if len(found) < n and _has_ended(job):
             raise AssertionError(f"the job ended before it said {word!r} {n} times")
         return found if len(found) >= n else []
@@ -54,11 +61,11 @@ def _wait_for(job: MPIJob, word: str, n: int = 1, timeout: float = 60) -> list[d
 
 def _run_to_hang(n_ranks: int, url: Path, n_records: int, **how: Any) -> None:
     """Start a job that stops for good at the place that ``hang`` names, and kill it there."""
-    with start_mpiexec(n_ranks, _args(url, n_records, **how)) as job:
-        _wait_for(job, "hanging")
+    with _start(n_ranks, url, n_records, **how) as job:
+        _wait_for(job, url, "hanging")
         # Another rank than 0 may get so far before rank 0 has published the commit before.
         armed = how.get("arm_at", 0)
-        wait_until(lambda: not armed or {"committed": armed} in _said(job, "committed"), 60, f"commit {armed}")
+        wait_until(lambda: not armed or {"committed": armed} in _said(url, "committed"), 60, f"commit {armed}")
         job.kill_ranks()
 
 
@@ -119,14 +126,14 @@ def test_job_killed_again_and_again_loses_nothing_that_was_acknowledged(tmp_path
     for _ in range(N_KILLS):
         every = rng.choice([1, 1, 2, 3])
         options = {"durability": rng.choice(["none", "fsync"]), "threads": rng.choice([0, 1])}
-        with start_mpiexec(rng.randint(1, 4), _args(url, 10_000, every=every, options=options)) as job:
-            opened = _wait_for(job, "opened")[0]
+        with _start(rng.randint(1, 4), url, 10_000, every=every, options=options) as job:
+            opened = _wait_for(job, url, "opened")[0]
             assert (opened["opened"], opened["stray"], opened["stage"]) == (n, [], [str(opened["epoch"])])
-            _wait_for(job, "committed", rng.randint(1, 4))
+            _wait_for(job, url, "committed", rng.randint(1, 4))
             time.sleep(rng.random() * 0.1)  # a random point of the next commits
             job.kill_ranks()
             job.kill()
-            acknowledged = _said(job, "committed")[-1]["committed"]
+            acknowledged = _said(url, "committed")[-1]["committed"]
         n = _assert_committed(url, acknowledged, acknowledged + every)
         n_unacknowledged += n - acknowledged > 0
     print(f"{n} records, {n_unacknowledged} of {N_KILLS} kills between a commit and its acknowledgement")
@@ -146,12 +153,12 @@ def test_job_killed_again_and_again_loses_nothing_that_was_acknowledged(tmp_path
 def test_job_that_loses_one_rank_can_be_resumed(tmp_path: Path, rank: int) -> None:
     """When one rank is killed, the launcher ends the job, and all that was acknowledged is there."""
     url = tmp_path / "s"
-    with start_mpiexec(3, _args(url, 10_000)) as job:
-        _wait_for(job, "committed", 3)
+    with _start(3, url, 10_000) as job:
+        _wait_for(job, url, "committed", 3)
         job.kill_ranks(ranks=[rank])
         assert job.wait(30) != 0
         job.kill()
-        acknowledged = _said(job, "committed")[-1]["committed"]
+        acknowledged = _said(url, "committed")[-1]["committed"]
     n = _assert_committed(url, acknowledged, acknowledged + 1)
     mpiexec(2, _args(url, n + 3), timeout=60)
     assert_holds(url, SCENE, [0] * (n + 3))
@@ -219,8 +226,8 @@ def test_job_killed_right_after_a_resume_has_destroyed_nothing(tmp_path: Path) -
     mpiexec(2, _args(url, 11), timeout=60)
     old = {k: (url / k).read_bytes() for k in keys(url)}
     for n_kept, n_ranks in ((9, 3), (6, 2)):
-        with start_mpiexec(n_ranks, _args(url, 20, at=time_of(n_kept - 1), only_open=True)) as job:
-            opened = _wait_for(job, "opened")[0]
+        with _start(n_ranks, url, 20, at=time_of(n_kept - 1), only_open=True) as job:
+            opened = _wait_for(job, url, "opened")[0]
             assert (opened["opened"], opened["stray"]) == (n_kept, [])
             job.kill_ranks()
     assert_holds(url, SCENE, [0] * 6)

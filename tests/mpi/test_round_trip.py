@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -211,3 +212,20 @@ def test_writer_reads_what_is_committed(comm: MPI.Intracomm, mpi_tmp_path: Path)
             w.commit()
             assert r.refresh() is True
             assert r.read_record("u", 1).tobytes() == PLANE.whole("u", 1).tobytes()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_only_the_owner_needs_zarr(comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contributor opens, writes, commits, rolls back, resumes and reads where zarr can't be imported."""
+    url = mpi_tmp_path / "s"
+    if comm.rank:
+        monkeypatch.setitem(sys.modules, "zarr", None)
+    _written(comm, url, FULL, 3, schema=FULL.schema(shard_shape={"time": 2, **SHARD}))
+    with ms.write_resume(url, comm=comm, at=time_of(1), options=OPTIONS) as w:
+        FULL.write(w, 2, run=1)
+        w.rollback()
+        FULL.write(w, 2)
+        w.commit()
+        assert w.reader.read_record("p", 2).tobytes() == FULL.whole("p", 2).tobytes()
+
+    on_root(comm, lambda: assert_holds(url, FULL, [0] * 3))

@@ -1,8 +1,9 @@
 """A simulation to be killed: ``writing_job.py url n_records [how, as JSON]``, on any number of ranks.
 
-It makes the store, or resumes it if it is there, and writes records until there are ``n_records``. Rank 0 prints a
-line of JSON for each thing that was acknowledged: ``opened``, ``committed``, ``closed``. A rank that stops for good
-at the place that ``how["hang"]`` names prints ``hanging``.
+It makes the store, or resumes it if it is there, and writes records until there are ``n_records``. Rank 0 says in a
+line of JSON what was acknowledged: ``opened``, ``committed``, ``closed``. A rank that stops for good at the place that
+``how["hang"]`` names says ``hanging``. They say it in a file beside the store: what goes through a launcher is lost
+with the launcher.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mpistream.local_store import LocalStore
 from tests.support.collective import keys
 from tests.support.scene import Scene
 
-__all__ = ["SCENE", "SHARD", "main"]
+__all__ = ["SCENE", "SHARD", "main", "said_path"]
 
 SCENE = Scene(
     sizes={"y": 7, "x": 5},
@@ -32,10 +33,16 @@ SHARD = {"time": 4, "y": 2, "x": 5}
 CHUNK = {"time": 2, "y": 1, "x": 5}
 
 
-def say(**what: Any) -> None:
-    """Print one line, whole."""
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
+def said_path(url: str | os.PathLike[str]) -> Path:
+    """Return the file to which a job that writes this store says what it has done."""
+    return Path(f"{os.fspath(url)}.said")
+
+
+def _say(url: str, **what: Any) -> None:
+    """Append one line, whole."""
+    descriptor = os.open(said_path(url), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.write(descriptor, json.dumps(what).encode() + b"\n")
+    os.close(descriptor)
 
 
 class HangingStore(LocalStore):
@@ -54,7 +61,7 @@ class HangingStore(LocalStore):
         return self._left < 0
 
     def _stop(self, key: str) -> None:
-        say(hanging=key)
+        _say(self.root, hanging=key)
         while True:
             time.sleep(1)
 
@@ -111,7 +118,7 @@ def main() -> None:
         statics = w.reader.manifest.statics
         stray = keys(url) ^ SCENE.keys(w.n_records, SHARD, statics=statics)
         stage = sorted(os.listdir(Path(url) / ".mpistream/stage"))
-        say(opened=w.n_records, epoch=w.epoch, stray=sorted(stray), stage=stage)
+        _say(url, opened=w.n_records, epoch=w.epoch, stray=sorted(stray), stage=stage)
     while how.get("only_open"):
         time.sleep(1)
     if not w.is_committed("topo"):
@@ -123,10 +130,10 @@ def main() -> None:
         if w.n_records % how.get("every", 1) == 0:
             receipt = w.commit()
             if comm.rank == 0:
-                say(committed=receipt.n_records)
+                _say(url, committed=receipt.n_records)
     w.close()
     if comm.rank == 0:
-        say(closed=w.n_committed)
+        _say(url, closed=w.n_committed)
 
 
 if __name__ == "__main__":
