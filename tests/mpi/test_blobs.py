@@ -111,7 +111,10 @@ def test_blobs_of_every_rank_come_back(comm: MPI.Intracomm, mpi_tmp_path: Path) 
         assert (receipt.commit_seq, receipt.n_records, receipt.n_new_records, receipt.n_objects) == (3, 4, 0, 1)
     packs = {"1-3-0", *(f"1-1-{r}" for r in range(comm.size))}
     assert on_root(comm, lambda: _packs(url)) == packs
-    keys = [("static", "seed"), *((i, key) for i in range(3) for key in ("rng", "clock", "state.1"))]
+    keys: list[tuple[int | str, str]] = [
+        ("static", "seed"),
+        *((i, key) for i in range(3) for key in ("rng", "clock", "state.1")),
+    ]
     expected = _expected(*((r, s, k, 0) for r in range(comm.size) for s, k in keys), (0, 1, "late", 0))
     on_root(comm, lambda: _assert_blobs(url, expected))
     _assert_gone(url, "rng", 3, 0)
@@ -123,7 +126,7 @@ def test_payload_is_copied(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     """Any buffer of bytes may be given, and be overwritten when the call returns."""
     url, given = mpi_tmp_path / "s", np.arange(8, dtype="uint8")
     with _opened(comm, url) as w:
-        w.write_blob("a", memoryview(given))
+        w.write_blob("a", memoryview(given))  # type: ignore[arg-type]
         given[:] = 0
     assert on_root(comm, lambda: ms.read_blob(url, "a", writer=comm.size - 1)) == bytes(range(8))
 

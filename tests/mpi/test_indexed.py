@@ -109,7 +109,7 @@ def test_records_in_any_order_and_any_subset_a_commit(
             facts = (receipt.commit_seq, receipt.n_records, receipt.n_new_records, receipt.last_t)
             assert facts == (seq, len(done), len(batch), TIMES[max(done)])
             assert (w.n_committed, w.last_t, w.reader.committed) == (len(done), TIMES[max(done)], _ranges(done))
-            on_root(comm, lambda d=done: _assert_holds(url, dict.fromkeys(d, 0)))
+            on_root(comm, lambda d=done: _assert_holds(url, dict.fromkeys(d, 0)))  # type: ignore[misc]
     assert done == set(range(N))
     on_root(comm, lambda: _assert_holds(url, dict.fromkeys(done, 0), with_xarray=True))
 
@@ -159,7 +159,7 @@ def test_manifest_grows_with_the_gaps_alone(comm: MPI.Intracomm, mpi_tmp_path: P
                 put(w, records)
                 found.append(nbytes(url))
             sizes[n] = found
-            assert on_root(comm, lambda u=url: ms.read_output_manifest(u)["committed"]) == [[0, 199]]
+            assert on_root(comm, lambda u=url: ms.read_output_manifest(u)["committed"]) == [[0, 199]]  # type: ignore[misc]
     for empty, ten, hundred, with_gaps, without in sizes.values():
         # Some numbers have more digits than before, and last_t is none at first.
         assert max(ten - empty, hundred - ten, without - hundred) < 24
@@ -194,7 +194,7 @@ def test_another_time_or_index_is_refused(comm: MPI.Intracomm, mpi_tmp_path: Pat
                 w.write_record_at(index, t, block)
             assert (index, t, caught.value.kind) == (index, t, kind)
         assert w.n_records == 0
-        w.write_record_at(np.int16(2), np.float64(0.1), block)
+        w.write_record_at(np.int16(2), np.float64(0.1), block)  # type: ignore[arg-type]
         w.commit()
         assert w.reader.committed == ((2, 3),)
 
@@ -393,7 +393,7 @@ def _staged(url: Path) -> int:
 @pytest.mark.parametrize("inner", [1, 2, 4])
 def test_open_rows_are_bounded(comm: MPI.Intracomm, mpi_tmp_path: Path, inner: int) -> None:
     """Rows beyond max_pending_nbytes leave memory for the stage folder, and are read back when more of them comes."""
-    staged = {}
+    staged: dict[Any, Any] = {}
     for limit in (1, 100_000_000):
         url = mpi_tmp_path / str(limit)
         with _opened(comm, url, 4, inner, threads=0, max_pending_nbytes=limit) as w:
@@ -404,12 +404,12 @@ def test_open_rows_are_bounded(comm: MPI.Intracomm, mpi_tmp_path: Path, inner: i
                     rows = w._writer._rows.values()
                     assert limit > 1 or all(r.n_open <= 1 for r in rows)
                     assert sum(r.nbytes for r in rows) <= limit or all(r.n_open <= 1 for r in rows)
-                staged.setdefault(limit, on_root(comm, lambda u=url: _staged(u)))
-            on_root(comm, lambda u=url: _assert_holds(u, {}))
+                staged.setdefault(limit, on_root(comm, lambda u=url: _staged(u)))  # type: ignore[misc]
+            on_root(comm, lambda u=url: _assert_holds(u, {}))  # type: ignore[misc]
             w.commit()
-            on_root(comm, lambda u=url: _assert_holds(u, {i: 0 for i in range(N) if i % 4 != 3}))
+            on_root(comm, lambda u=url: _assert_holds(u, {i: 0 for i in range(N) if i % 4 != 3}))  # type: ignore[misc]
             _write(w, range(3, N, 4), version=1)
-        on_root(comm, lambda u=url: _assert_holds(u, {i: int(i % 4 == 3) for i in range(N)}))
+        on_root(comm, lambda u=url: _assert_holds(u, {i: int(i % 4 == 3) for i in range(N)}))  # type: ignore[misc]
     # Of six rows, of six shards of two variables, all but one left memory.
     assert staged == {1: 5 * 6 * 2, 100_000_000: 0}
 
@@ -476,13 +476,13 @@ def test_resume_on_another_number_of_ranks(comm: MPI.Intracomm, mpi_tmp_path: Pa
                 assert (w.n_committed, w.n_records, w.last_t, w.epoch) == (len(kept), len(kept), last_t, version + 1)
                 assert w.resumed is not None
                 assert (w.resumed.n_dropped, w.resumed.last_t) == (len(versions) - len(kept), last_t)
-                on_root(team, lambda k=kept: _assert_holds(url, k))
+                on_root(team, lambda k=kept: _assert_holds(url, k))  # type: ignore[misc]
                 _write(w, more, version)
                 if kept:
                     with pytest.raises(ms.SchemaError, match="is committed"):
                         _write(w, [min(kept)], version)
         versions = {**kept, **dict.fromkeys(more, version)}
-        on_root(comm, lambda v=versions: _assert_holds(url, v))
+        on_root(comm, lambda v=versions: _assert_holds(url, v))  # type: ignore[misc]
 
 
 @pytest.mark.mpi(min_size=4)
@@ -535,7 +535,7 @@ def test_any_sequence_of_calls(comm: MPI.Intracomm, mpi_tmp_path: Path, row: int
         left = [i for i in range(N) if i not in committed and i not in pending]
         if op == "write":
             chosen = rng.sample(left, min(len(left), rng.randint(1, 6)))
-            on_team(lambda w, c=chosen, v=version: _write(w, c, v))
+            on_team(lambda w, c=chosen, v=version: _write(w, c, v))  # type: ignore[misc]
             pending |= dict.fromkeys(chosen, version)
         elif op == "commit":
             on_team(lambda w: w.commit())
@@ -547,7 +547,7 @@ def test_any_sequence_of_calls(comm: MPI.Intracomm, mpi_tmp_path: Path, row: int
             pending = {i: v for i, v in pending.items() if i not in full}
         elif op == "invalidate":
             chosen = rng.sample(sorted(committed), min(len(committed), 3))
-            on_team(lambda w, c=chosen: w.invalidate(c))
+            on_team(lambda w, c=chosen: w.invalidate(c))  # type: ignore[misc]
             committed = {i: v for i, v in committed.items() if i not in chosen}
         elif op == "rollback":
             on_team(lambda w: w.rollback())
@@ -567,6 +567,6 @@ def test_any_sequence_of_calls(comm: MPI.Intracomm, mpi_tmp_path: Path, row: int
             assert w.reader.committed == _ranges(committed)
         if op != "write":
             sync(comm)
-            on_root(comm, lambda c=committed: _assert_holds(url, c))
+            on_root(comm, lambda c=committed: _assert_holds(url, c))  # type: ignore[misc]
     on_team(lambda w: w.close())
     on_root(comm, lambda: _assert_holds(url, {**committed, **pending}, with_xarray=True))
