@@ -65,7 +65,15 @@ def _run_to_hang(n_ranks: int, url: Path, n_records: int, **how: Any) -> None:
         _wait_for(job, url, "hanging")
         # Another rank than 0 may get so far before rank 0 has published the commit before.
         armed = how.get("arm_at", 0)
-        wait_until(lambda: not armed or {"committed": armed} in _said(url, "committed"), 60, f"commit {armed}")
+        wait_until(
+            lambda: (
+                not armed
+                or {"committed": armed} in _said(url, "committed")
+                or armed in [said["opened"] for said in _said(url, "opened")]
+            ),
+            60,
+            f"commit {armed}",
+        )
         job.kill_ranks()
 
 
