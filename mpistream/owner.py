@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from mpistream.errors import CommitError, FencedError, MPIStreamError, StoreErro
 from mpistream.lease import LeaseKeeper
 from mpistream.manifest import DROPPED_FOLDER, MANIFEST_KEY, Manifest, stage_folder
 from mpistream.options import Options
-from mpistream.ranges import difference, inside, members, union
+from mpistream.ranges import difference, inside, union
 from mpistream.rows import SeriesRows
 from mpistream.staging import StagedObject, Stager
 from mpistream.store import Store
@@ -23,7 +23,7 @@ from mpistream.token import CommitReceipt, CommitToken
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import GROUP_KEY, Documents, chunk_key
 
-__all__ = ["Owner", "commit_error", "fault_error"]
+__all__ = ["Owner", "Prepared", "commit_error", "fault_error"]
 
 _log = logging.getLogger("mpistream")
 
@@ -64,6 +64,18 @@ def fault_error(faults: Sequence[Fault]) -> CommitError | FencedError:
         errno=first.errno,
         cause_text=first.text,
     )
+
+
+@dataclass(slots=True, kw_only=True)
+class Prepared:
+    """A commit whose files are staged."""
+
+    manifest: Manifest
+    data: bytes
+    """The manifest's bytes."""
+    staged: str
+    """The key under which they are staged."""
+    time_objects: list[StagedObject] = field(default_factory=list)
 
 
 class Owner:
@@ -153,8 +165,48 @@ class Owner:
             raise fault_error(decision.faults)
         return decision
 
-    def commit(self, decision: Decision, times: Sequence[float]) -> CommitReceipt:
-        """Rename the time chunk, then the manifest: after this call the records are committed.
+    def prepare(self, manifest: Manifest, times: Mapping[int, float]) -> Prepared:
+        """Stage the time chunks and the manifest of a commit; nothing that a reader sees has changed.
+
+        Parameters
+        ----------
+        manifest
+            The state to commit.
+        times
+            New record -> its time.
+
+        Raises
+        ------
+        CommitError
+            Kind ``io``: a later try may succeed.
+        FencedError
+            When a newer epoch owns the store.
+        """
+        # Whatever ended an earlier try: its times must not lie before these.
+        self._drop_times()
+        prepared = Prepared(manifest=manifest, data=manifest.to_bytes(), staged=self._stager.name())
+        try:
+            if self._time is not None and times:
+                for record, t in times.items():
+                    self._time.put(record, t)
+                prepared.time_objects = self._time.objects(manifest.committed)
+                for item in prepared.time_objects:
+                    self._stager.submit(item)
+                self._stager.retry(prepared.time_objects)
+            self._store.stage(prepared.staged, [prepared.data], sync=True)
+        except MPIStreamError as error:
+            self.discard(prepared)
+            raise commit_error(self._stager.fenced(error) if isinstance(error, StoreError) else error, 0) from error
+        return prepared
+
+    def discard(self, prepared: Prepared) -> None:
+        """Forget what was prepared for a commit that will not be."""
+        self._stager.discard(prepared.time_objects)
+        with contextlib.suppress(StoreError):
+            self._store.delete(prepared.staged)
+
+    def commit(self, prepared: Prepared) -> None:
+        """Rename the time chunks, then the manifest: after this call the records are committed.
 
         Raises
         ------
@@ -164,51 +216,19 @@ class Owner:
         FencedError
             When a newer epoch owns the store; nothing was committed.
         """
-        assert decision.manifest is not None
-        assert decision.receipt is not None
-        self._put_manifest(decision.manifest, dict(zip(members(decision.records), times, strict=True)))
-        self._must_delete_dropped |= bool(self.manifest.dropped)
-        self.manifest = decision.manifest
-        self._is_published = False
-        return decision.receipt
-
-    def invalidate(self, manifest: Manifest) -> None:
-        """Commit a state in which fewer records are committed, and tell plain readers before it returns.
-
-        Raises
-        ------
-        CommitError, FencedError
-            As `commit`.
-        """
-        self._put_manifest(manifest, {})
-        self.manifest = manifest
-        self._is_published = False
-
-    def _put_manifest(self, manifest: Manifest, times: Mapping[int, float]) -> None:
-        # Whatever ended an earlier try: its times must not lie before these.
-        self._drop_times()
-        objects: list[StagedObject] = []
-        staged = self._stager.name()
         try:
             # Beyond the visible length a new time chunk harms nobody, so it goes first; a manifest never
             # names a time that is not there (I2).
-            if self._time is not None and times:
-                for record, t in times.items():
-                    self._time.put(record, t)
-                objects = self._time.objects(manifest.committed)
-                for item in objects:
-                    self._stager.submit(item)
-                self._stager.retry(objects)
-            self._store.stage(staged, [data := manifest.to_bytes()], sync=True)
-            self._stager.place(objects, sync=self._is_durable)
+            self._stager.place(prepared.time_objects, sync=self._is_durable)
         except MPIStreamError as error:
-            self._stager.discard(objects)
-            with contextlib.suppress(StoreError):
-                self._store.delete(staged)
+            self.discard(prepared)
             raise commit_error(self._stager.fenced(error) if isinstance(error, StoreError) else error, 0) from error
-        self._place_manifest(staged, data)
+        self._place_manifest(prepared.staged, prepared.data)
         if self._time is not None:
-            self._time.committed(manifest.committed)
+            self._time.committed(prepared.manifest.committed)
+        self._must_delete_dropped |= bool(self.manifest.dropped) and not prepared.manifest.dropped
+        self.manifest = prepared.manifest
+        self._is_published = False
 
     def _drop_times(self) -> None:
         if self._time is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import logging
 import sys
 import time
@@ -20,7 +19,7 @@ from typing import Any, Self
 from numpy.typing import ArrayLike, NDArray
 
 from mpistream.agreement import Channel
-from mpistream.commit import next_manifest
+from mpistream.commit import Decision, next_manifest
 from mpistream.errors import (
     CommitError,
     MPIStreamError,
@@ -31,8 +30,8 @@ from mpistream.errors import (
 )
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.options import Options
-from mpistream.owner import Owner, commit_error
-from mpistream.ranges import Ranges
+from mpistream.owner import Owner, Prepared, commit_error
+from mpistream.ranges import Ranges, members
 from mpistream.rank_writer import RankWriter, WriterStats
 from mpistream.reader import StoreReader
 from mpistream.record import Record
@@ -79,6 +78,9 @@ class StreamWriter:
         self.resumed = resumed
         """What `write_resume` found and did; None after `write_open`."""
         self._receipt = CommitReceipt.of(manifest)
+        # On rank 0: the tokens of the commit in progress, as they arrived, and what they make.
+        self._arrived: list[str] = []
+        self._decision: Decision | None = None
         _open_writers.add(self)
 
     # What it is
@@ -365,10 +367,8 @@ class StreamWriter:
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
             failure = _on_every_rank(error, channel.rank)
         # 2 Arrive: rank 0 sees what every rank is about to place, and says go only if it would be committed.
-        payload = {
-            "is_pending": writer.has_pending(records),
-            "token": None if failure else writer.token(records).to_json(),
-        }
+        token = None if failure else writer.token(records).to_text()
+        payload = {"is_pending": writer.has_pending(records), "token": token}
         go = channel.exchange(
             "commit",
             digest=str(partial_rows),
@@ -385,12 +385,14 @@ class StreamWriter:
         except Exception as error:  # noqa: BLE001 (it travels in the token: the gather must be complete)
             failure = _as_ours(error, channel.rank)
         # 4 Gather, 5 decide, 6 commit, 7 outcome.
-        token = json.dumps(writer.token(records, failure).to_json()).encode()
+        if failure is not None:
+            token = writer.token(records, failure).to_text()
+        assert token is not None
         times = writer.times(records)
         if self._owner is not None:
-            receipt = self._lead_commit(self._owner, token, times)
+            receipt = self._lead_commit(self._owner, token, records, times)
         else:
-            channel.gather(token)
+            channel.gather(token.encode())
             receipt = CommitReceipt.from_json(channel.await_announcement())
         self._manifest = next_manifest(self._manifest, records, times, receipt.new_statics)
         writer.committed(self._manifest)
@@ -405,21 +407,40 @@ class StreamWriter:
         assert self._owner is not None
         is_pending = any(p["is_pending"] for p in payloads)
         if is_pending:
-            tokens = [CommitToken.from_json(p["token"]) for p in payloads]
-            self._owner.decide(tokens, self._writer.times(records))
+            self._arrived = [p["token"] for p in payloads]
+            tokens = [CommitToken.from_text(t) for t in self._arrived]
+            self._decision = self._owner.decide(tokens, self._writer.times(records))
         return [is_pending] * len(payloads)
 
-    def _lead_commit(self, owner: Owner, token: bytes, times: list[float]) -> CommitReceipt:
+    def _lead_commit(self, owner: Owner, token: str, records: Ranges, times: list[float]) -> CommitReceipt:
         """Steps 4 to 7 on rank 0: whatever happens, every rank is told."""
+        assert self._decision is not None
+        prepared: Prepared | None = None
         try:
-            gathered = self._channel.gather(token)
-            assert gathered is not None
-            decision = owner.decide([CommitToken.from_json(json.loads(data)) for data in gathered], times)
-            receipt = owner.commit(decision, times)
+            # While the others place: what would be committed is known, and the stage folder is nobody else's.
+            failure: Exception | None = None
+            try:
+                assert self._decision.manifest is not None
+                prepared = owner.prepare(self._decision.manifest, dict(zip(members(records), times, strict=True)))
+            except Exception as error:  # noqa: BLE001 (the gather must be complete first)
+                failure = error
+            gathered = [data.decode() for data in self._channel.gather(token.encode()) or ()]
+            # The same tokens give the same decision; others carry what went wrong since.
+            if gathered != self._arrived:
+                owner.decide([CommitToken.from_text(t) for t in gathered], times)
+                raise ProtocolError("a token has changed since its rank arrived; nothing was committed", kind="token")
+            if failure is not None:
+                raise failure
+            assert prepared is not None
+            owner.commit(prepared)
+            receipt = self._decision.receipt
+            assert receipt is not None
         except Exception as error:
-            found = _on_every_rank(error, 0)
-            self._channel.announce(error=found)
-            raise found from error
+            if prepared is not None:
+                owner.discard(prepared)
+            told = _on_every_rank(error, 0)
+            self._channel.announce(error=told)
+            raise told from error
         except BaseException as error:
             # Ctrl-C, say, in the middle of it: whether the manifest is in place is for the store to tell.
             unknown = CommitError(
@@ -504,7 +525,7 @@ class StreamWriter:
             assert self._owner is not None
             try:
                 if records:
-                    self._owner.invalidate(manifest)
+                    self._owner.commit(self._owner.prepare(manifest, {}))
             except Exception as error:
                 raise _on_every_rank(error, 0) from error
             return [None] * len(votes)

@@ -26,6 +26,7 @@ from mpistream.opening import claim
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner
 from mpistream.parallel import StreamWriter
+from mpistream.ranges import members
 from mpistream.rank_writer import RankWriter
 from mpistream.region import Region
 from mpistream.resuming import read_manifest
@@ -351,9 +352,10 @@ def _commit(store: Store, owner: Owner, given: Sequence[CommitToken | Mapping[st
         _look(store, owner.manifest, epoch, token)
     assert decision.manifest is not None
     assert decision.receipt is not None
-    receipt = asdict(decision.receipt)
-    decision = replace(decision, manifest=replace(decision.manifest, carried={"digest": digest, "receipt": receipt}))
-    return owner.publish(owner.commit(decision, times))
+    carried = {"digest": digest, "receipt": asdict(decision.receipt)}
+    manifest = replace(decision.manifest, carried=carried)
+    owner.commit(owner.prepare(manifest, dict(zip(members(decision.records), times, strict=True))))
+    return owner.publish(decision.receipt)
 
 
 def _look(store: Store, manifest: Manifest, epoch: EpochState, token: CommitToken) -> None:

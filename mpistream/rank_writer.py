@@ -36,6 +36,11 @@ from mpistream.token import CommitToken, times_sha256
 
 __all__ = ["RankWriter", "WriterStats"]
 
+# glibc gives freed memory at the end of its heap back to the system above a threshold: twice the size of the largest
+# block that was mapped alone and freed, up to 32 MiB (mallopt(3), "M_MMAP_THRESHOLD"). Encoded chunks are freed with
+# each record, and to get their pages anew for the next one can cost as much as a fast codec.
+_KEPT_NBYTES = 31 * 1024 * 1024
+
 
 @dataclass(slots=True, kw_only=True)
 class WriterStats:
@@ -77,6 +82,7 @@ class RankWriter:
         self.schema = manifest.schema
         self.region = share.region
         self.stats = WriterStats(threads=options.writer_threads)
+        np.empty(_KEPT_NBYTES, np.uint8)  # freed at once, never touched
         self._rows: dict[str, ShardRows] = {}
         self._series: dict[str, SeriesRows] = {}
         self._statics: dict[str, list[StagedObject]] = {}

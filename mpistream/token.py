@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,30 @@ class CommitToken:
             "region": self.region.to_json(),
             "failure": None if self.failure is None else dict(self.failure),
         }
+
+    def to_text(self) -> str:
+        """Return the token as JSON text.
+
+        Not collective.
+        """
+        return json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_text(cls, text: str) -> CommitToken:
+        """Return the token that `to_text` wrote.
+
+        Not collective.
+
+        Raises
+        ------
+        FormatError
+            Kind ``token`` when it is not such a text.
+        """
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"damaged token: {error}", kind="token") from error
+        return cls.from_json(document)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> CommitToken:

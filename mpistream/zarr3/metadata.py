@@ -52,36 +52,53 @@ class Documents:
         Array name -> document; the first length of a growing array is set anew for every state.
     growing
         Names of the arrays whose first dim is time.
+
+    Notes
+    -----
+    A commit needs them all with another number in them. They are rendered once, as text around the places of that
+    number: with many arrays, the rendering would be most of what a commit computes.
     """
 
     def __init__(self, group: Mapping[str, Any], arrays: Mapping[str, dict[str, Any]], growing: Sequence[str]) -> None:
-        self._group = group
-        self._arrays = arrays
         self._growing = frozenset(growing)
+        self._arrays = {name: _around_length(d, is_growing=name in self._growing) for name, d in arrays.items()}
+        consolidated = {"kind": "inline", "must_understand": False, "metadata": {}}
+        head, _, tail = _dump({**group, "consolidated_metadata": consolidated}).rpartition("{}")
+        parts = [head + "{"]
+        for i, name in enumerate(sorted(arrays)):
+            # JSON strings have no raw line breaks, so this only indents.
+            first, *rest = (part.replace("\n", _INDENT) for part in self._arrays[name])
+            parts[-1] += f"{',' if i else ''}{_INDENT}{json.dumps(name)}: {first}"
+            parts += rest
+        parts[-1] += "\n    }" + tail
+        self._group = parts
 
     def group(self, n_records: int) -> bytes:
         """Return the group's document, with all arrays' documents consolidated in it."""
-        consolidated = {
-            "kind": "inline",
-            "must_understand": False,
-            "metadata": {name: self._array(name, n_records) for name in sorted(self._arrays)},
-        }
-        return _dump({**self._group, "consolidated_metadata": consolidated})
+        return str(n_records).join(self._group).encode()
 
     def arrays(self, n_records: int, *, growing_only: bool) -> dict[str, bytes]:
         """Return key -> document of the arrays; those that don't grow never change."""
         names = [n for n in self._arrays if n in self._growing or not growing_only]
-        return {array_key(n): _dump(self._array(n, n_records)) for n in names}
-
-    def _array(self, name: str, n_records: int) -> dict[str, Any]:
-        document = self._arrays[name]
-        if name not in self._growing:
-            return document
-        return {**document, "shape": [n_records, *document["shape"][1:]]}
+        return {array_key(n): str(n_records).join(self._arrays[n]).encode() for n in names}
 
 
-def _dump(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, indent=2, allow_nan=False).encode()
+# A line break in the "metadata" of the group's document.
+_INDENT = "\n" + 6 * " "
+
+
+def _around_length(document: Mapping[str, Any], *, is_growing: bool) -> list[str]:
+    """Return an array's document as text: in one part, or as what stands before and behind its first length."""
+    if not is_growing:
+        return [_dump(document)]
+    _, *others = document["shape"]
+    # "shape" stands first, so the first zero of the text is the length.
+    text = _dump({"shape": [0, *others], **{k: v for k, v in document.items() if k != "shape"}})
+    return text.split("0", maxsplit=1)
+
+
+def _dump(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=2, allow_nan=False)
 
 
 def make_documents(schema: StreamSchema) -> Documents:

@@ -182,3 +182,17 @@ def test_the_digest_of_times_is_equal_iff_they_are_bitwise(a, b) -> None:
     packed = [struct.pack(f"<{len(x)}d", *x) for x in (a, b)]
     assert times_sha256(a) == hashlib.sha256(packed[0]).hexdigest()
     assert (times_sha256(a) == times_sha256(b)) is (packed[0] == packed[1])
+
+
+def test_text_round_trip() -> None:
+    """A token is the same after it travelled as text, and the same token is the same text."""
+    assert CommitToken.from_text(TOKEN.to_text()) == TOKEN
+    assert CommitToken.from_text(TOKEN.to_text()).to_text() == TOKEN.to_text()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", "{}", "[" * 100_000])
+def test_damaged_text_is_named(text: str) -> None:
+    """Text that is no token is an error of its own, never one of json."""
+    with pytest.raises(FormatError, match="damaged token") as caught:
+        CommitToken.from_text(text)
+    assert caught.value.kind == "token"
