@@ -9,6 +9,7 @@ A plain MPI collective hangs for ever when one rank does not come. So:
 * *Answer.* Rank 0 sends each rank what it decided. At the first vote that says failure, at votes that do
   not match, or at the deadline, it sends everybody an error, also to those that have not come yet: they
   find it waiting when they do.
+* *Swap.* The pieces of a rearranged record travel straight between the ranks that hold and that write them.
 * *Gather.* Tokens travel in a real MPI gather, but a nonblocking one that is tested until a deadline.
 
 After a timeout the channel is dead: no more MPI on this communicator, and it is not freed, because a peer
@@ -18,7 +19,7 @@ may still be inside.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpistream.comm import Transport, waiting
@@ -189,6 +190,33 @@ class Channel:
                 # The token may have gone: what rank 0 made of it this rank can't know.
                 text, kind = "rank 0 did not take the token; write_resume tells what is committed", "outcome_unknown"
             error = CommitError(f"{text} (timeout {self._timeout:g} s)", kind=kind, rank=None if self.rank == 0 else 0)
+            self._note(error)
+            raise error from None
+
+    def swap(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
+        """Send and receive arrays, after an agreement that all are there.
+
+        Collective, over the ranks that are named.
+
+        Parameters
+        ----------
+        sends, receives
+            Pairs of the other rank and an array, in an order that both have.
+
+        Raises
+        ------
+        CommitError
+            Kind ``timeout`` after the timeout; the channel is dead.
+        """
+        try:
+            self._transport.swap(sends, receives, self._timeout)
+        except TimeoutError:
+            error = CommitError(
+                f"rank {self.rank}: not all pieces of a record went and came within {self._timeout:g} s; nothing was "
+                "committed, and nothing more is by this writer",
+                kind="timeout",
+                rank=self.rank,
+            )
             self._note(error)
             raise error from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpistream.errors import SchemaError
 
-__all__ = ["as_array", "check_block", "check_time", "keeps_values"]
+__all__ = ["as_array", "check_block", "check_blocks", "check_time", "keeps_values"]
 
 
 def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -60,6 +61,39 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
             kind="dtype",
         )
     return block
+
+
+def check_blocks(name: str, value: Any, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[NDArray[Any]]:
+    """Return the blocks of a rank, one per box of its region, each as `check_block` returns it.
+
+    Not collective.
+
+    Parameters
+    ----------
+    name, dtype
+        As in `check_block`.
+    value
+        The block, or a sequence of as many as there are shapes; a Python scalar broadcasts into all.
+    shapes
+        Their shapes.
+
+    Raises
+    ------
+    SchemaError
+        As `check_block`, and kind ``shape`` for another number of blocks.
+    """
+    if len(shapes) == 1:
+        return [check_block(name, value, shapes[0], dtype)]
+    if isinstance(value, bool | int | float | complex):
+        return [check_block(name, value, shape, dtype) for shape in shapes]
+    if not isinstance(value, list | tuple) or len(value) != len(shapes):
+        given = f"{len(value)} blocks" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
+        raise SchemaError(
+            f"variable {name!r}: {given}, this rank's region has {len(shapes)} boxes; pass a list with one block per "
+            "box, in the region's order",
+            kind="shape",
+        )
+    return [check_block(name, part, shape, dtype) for part, shape in zip(value, shapes, strict=True)]
 
 
 def as_array(what: str, value: Any) -> NDArray[Any]:

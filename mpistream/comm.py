@@ -14,12 +14,17 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mpistream.errors import ProtocolError
 
 __all__ = ["MPITransport", "SerialTransport", "Transport", "connect", "is_one_of_many", "waiting"]
+
+_TAG_DATA = 0  # of the pieces of records; the tags of agreements are others
 
 _SPIN_SECONDS = 0.001
 _MIN_SLEEP_SECONDS = 0.0001
@@ -40,6 +45,15 @@ class Transport(Protocol):
 
     def gather(self, data: bytes, timeout: float) -> list[bytes] | None:
         """Gather on rank 0, where the list is returned; TimeoutError after ``timeout`` seconds."""
+
+    def swap(
+        self, sends: Sequence[tuple[int, NDArray[Any]]], receives: Sequence[tuple[int, NDArray[Any]]], timeout: float
+    ) -> None:
+        """Send and receive arrays of any strides; TimeoutError after ``timeout`` seconds.
+
+        Between two ranks, what is sent and what is received are as many arrays of the same shapes and dtypes, in the
+        same order.
+        """
 
     def is_usable(self) -> bool:
         """Whether messages can still be sent; after MPI_Finalize they can't."""
@@ -82,6 +96,11 @@ class SerialTransport:
     def gather(self, data: bytes, timeout: float) -> list[bytes] | None:  # noqa: ARG002 (Transport)
         """Return the only token."""
         return [data]
+
+    def swap(
+        self, sends: Sequence[tuple[int, NDArray[Any]]], receives: Sequence[tuple[int, NDArray[Any]]], timeout: float
+    ) -> None:
+        """There is nobody to swap with."""
 
     def is_usable(self) -> bool:
         """There is nothing that could end."""
@@ -134,6 +153,7 @@ class MPITransport:
         self.rank: int = self._comm.rank
         self.size: int = self._comm.size
         self._sends: list[tuple[Any, bytes]] = []
+        self._datatypes: dict[Any, Any] = {}
         # The first use of a communicator may set up connections: here, on this thread, not amid a commit.
         self.gather(b"", timeout)
 
@@ -169,6 +189,42 @@ class MPITransport:
         self._complete(self._comm.Igatherv([data, self._mpi.BYTE], [found, sizes, starts, self._mpi.BYTE], 0), deadline)
         return [bytes(found[s : s + n]) for s, n in zip(starts, sizes, strict=True)]
 
+    def swap(
+        self, sends: Sequence[tuple[int, NDArray[Any]]], receives: Sequence[tuple[int, NDArray[Any]]], timeout: float
+    ) -> None:
+        """Send and receive arrays with nonblocking point-to-point messages of derived datatypes."""
+        arrays = [(peer, np.ascontiguousarray(a) if min(a.strides, default=1) <= 0 else a) for peer, a in sends]
+        requests = [self._comm.Irecv(self._buffer(array), peer, _TAG_DATA) for peer, array in receives]
+        requests += [self._comm.Isend(self._buffer(array), peer, _TAG_DATA) for peer, array in arrays]
+        # Large messages move only while MPI is called: who waits for them polls, and gives up the core in between.
+        deadline = time.monotonic() + timeout
+        while not self._mpi.Request.Testall(requests):
+            if time.monotonic() > deadline:
+                _not_freed.append((self, requests, receives, arrays))
+                raise TimeoutError
+            time.sleep(0)
+
+    def _buffer(self, array: NDArray[Any]) -> list[Any]:
+        """Return an array as mpi4py takes it: where it begins, and a datatype that walks it in C order."""
+        datatype = self._datatype(array.shape, array.strides, array.itemsize)
+        span = array.itemsize + sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True))
+        return [self._mpi.memory.fromaddress(array.ctypes.data, span), 1, datatype]
+
+    def _datatype(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Any:
+        """Return the committed datatype of such arrays; the same one every time."""
+        key = shape, strides, itemsize
+        if key not in self._datatypes:
+            datatype, nbytes = self._mpi.BYTE, itemsize
+            axes = list(zip(shape, strides, strict=True))
+            while axes and axes[-1][1] == nbytes:
+                nbytes *= axes.pop()[0]
+            datatype = self._mpi.BYTE.Create_contiguous(nbytes)
+            for n, stride in reversed(axes):
+                inner, datatype = datatype, datatype.Create_hvector(n, 1, stride)
+                inner.Free()
+            self._datatypes[key] = datatype.Commit()
+        return self._datatypes[key]
+
     def _complete(self, request: Any, deadline: float, *buffers: Any) -> None:
         if not any(request.Test() for _ in waiting(deadline - time.monotonic())):
             _not_freed.append((self, request, buffers))
@@ -182,6 +238,9 @@ class MPITransport:
         """Free the duplicate, unless a message has not left."""
         self._sends = [(r, d) for r, d in self._sends if not r.Test()]
         if not self._sends:
+            for datatype in self._datatypes.values():
+                datatype.Free()
+            self._datatypes.clear()
             self._comm.Free()
             _not_freed[:] = [kept for kept in _not_freed if kept[0] is not self]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpistream.epoch import EpochState, prove_epoch
+from mpistream.decomposition import settle
+from mpistream.epoch import EpochState
 from mpistream.errors import FormatError, StoreError
-from mpistream.layout import decompose, resolve_layout
 from mpistream.manifest import (
     EPOCHS_FOLDER,
     FOLDER,
@@ -53,8 +53,17 @@ class CreateRequest:
         """Return what must be the same on every rank."""
         return [self._given.to_json(), self._overwrite]
 
-    def check(self, store: Store, regions: Sequence[Any]) -> EpochState:
+    def check(self, store: Store, votes: Sequence[Mapping[str, Any]], options: Options) -> EpochState:
         """Check the request; nothing is written.
+
+        Parameters
+        ----------
+        store
+            The store.
+        votes
+            Of each rank, its ``region`` and the ``node`` it runs on.
+        options
+            The options.
 
         Raises
         ------
@@ -63,9 +72,8 @@ class CreateRequest:
         StoreError
             For a store that exists.
         """
-        given = checked_regions(regions, self._given)
-        self.schema = resolve_layout(self._given, len(regions), given)
-        epoch = prove_epoch(self.schema, given or decompose(self.schema, len(regions)))
+        given = checked_regions([vote["region"] for vote in votes], self._given)
+        self.schema, epoch = settle(self._given, given, [vote["node"] for vote in votes], options)
         self.check_target(store)
         return epoch
 

@@ -1,55 +1,101 @@
-"""Who writes what in an epoch, once it is proven that it tiles every array exactly once."""
+"""Who holds what and who writes what in an epoch, once it is proven that it tiles every array exactly once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mpistream.arrays import Role
 from mpistream.layout import assign_writers
+from mpistream.rearrange import Exchange, Piece, plan_exchange
 from mpistream.region import Region
 from mpistream.schema import StreamSchema
 from mpistream.tiling import Box, box_n_cells
 
-__all__ = ["EpochState", "Share", "prove_epoch"]
+__all__ = ["EpochState", "Share", "prove_epoch", "prove_rearranged"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochState:
-    """What is fixed for an epoch: who writes which boxes of which array. Made by `prove_epoch` only."""
+    """What is fixed for an epoch. Made by `prove_epoch` and `prove_rearranged` only."""
 
     regions: tuple[Region, ...]
+    """What each rank holds."""
     boxes: Mapping[str, Sequence[tuple[Box, ...]]]
-    """Array name -> per writer the boxes it writes, over the dims without time; proven to tile it."""
+    """Array name -> per rank the boxes it writes, over the dims without time; proven to tile it."""
     n_cells: Mapping[str, tuple[int, ...]]
-    """Array name -> per writer the cells it writes of one record."""
+    """Array name -> per rank the cells it writes of one record."""
+    exchanges: Mapping[str, Exchange] = field(default_factory=dict)
+    """Array name -> how its cells get to those who write them; without, each rank holds what it writes."""
 
-    def share(self, writer: int) -> Share:
-        """Return what one writer writes."""
-        boxes = {name: by_writer[writer] for name, by_writer in self.boxes.items()}
-        return Share(writer=writer, region=self.regions[writer], boxes=boxes)
+    def shares(self) -> list[Share]:
+        """Return what each rank holds and writes."""
+        moving = tuple(sorted(name for name, e in self.exchanges.items() if e.n_moved_cells))
+        # Arrays of one shape share an exchange, and it is taken apart once.
+        apart: dict[int, list[list[Piece]]] = {}
+        for exchange in self.exchanges.values():
+            if id(exchange) not in apart:
+                found = apart[id(exchange)] = [[] for _ in self.regions]
+                for piece in exchange.pieces:
+                    found[piece.source].append(piece)
+                    if piece.target != piece.source:
+                        found[piece.target].append(piece)
+        return [
+            Share(
+                writer=rank,
+                region=region,
+                boxes={name: by_rank[rank] for name, by_rank in self.boxes.items()},
+                pieces={name: tuple(apart[id(e)][rank]) for name, e in self.exchanges.items()},
+                moving=moving,
+            )
+            for rank, region in enumerate(self.regions)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one writer writes in an epoch."""
+    """What one rank holds and writes in an epoch."""
 
     writer: int
     region: Region
     boxes: Mapping[str, tuple[Box, ...]]
     """Sharded array -> the boxes it writes, over the dims without time."""
+    pieces: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
+    """Rearranged array -> the pieces that this rank sends, gets, or has itself, in an order that all ranks share."""
+    moving: tuple[str, ...] = ()
+    """Arrays of which some rank sends a piece to another one."""
 
     def n_cells(self, name: str) -> int:
         """Return the cells of one record of an array that it writes."""
         return sum(map(box_n_cells, self.boxes[name]))
+
+    def holds(self, name: str) -> bool:
+        """Return whether this rank holds cells of an array that anybody writes from here."""
+        if name in self.pieces:
+            return any(p.source == self.writer for p in self.pieces[name])
+        return bool(self.boxes[name])
 
     def to_json(self) -> dict[str, Any]:
         """Return the share as JSON types.
 
         Not collective.
         """
-        return {"writer": self.writer, "region": self.region.to_json(), "boxes": dict(self.boxes)}
+        # Most arrays have the pieces of another one.
+        lists: list[tuple[Piece, ...]] = []
+        at: dict[str, int] = {}
+        for name, pieces in self.pieces.items():
+            if pieces not in lists:
+                lists.append(pieces)
+            at[name] = lists.index(pieces)
+        return {
+            "writer": self.writer,
+            "region": self.region.to_json(),
+            "boxes": dict(self.boxes),
+            "pieces": [[[p.source, p.patch, p.target, p.part, p.box] for p in pieces] for pieces in lists],
+            "pieces_of": at,
+            "moving": list(self.moving),
+        }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Share:
@@ -57,15 +103,28 @@ class Share:
 
         Not collective.
         """
-        boxes = {
-            name: tuple(tuple((int(a), int(b)) for a, b in box) for box in found)
-            for name, found in document["boxes"].items()
-        }
-        return cls(writer=document["writer"], region=Region.from_json(document["region"]), boxes=boxes)
+
+        def box_of(pairs: Any) -> Box:
+            return tuple((int(a), int(b)) for a, b in pairs)
+
+        lists = [
+            tuple(
+                Piece(source=source, patch=patch, target=target, part=part, box=box_of(box))
+                for source, patch, target, part, box in found
+            )
+            for found in document["pieces"]
+        ]
+        return cls(
+            writer=document["writer"],
+            region=Region.from_json(document["region"]),
+            boxes={name: tuple(map(box_of, found)) for name, found in document["boxes"].items()},
+            pieces={name: lists[k] for name, k in document["pieces_of"].items()},
+            moving=tuple(document["moving"]),
+        )
 
 
 def prove_epoch(schema: StreamSchema, regions: Sequence[Region]) -> EpochState:
-    """Return who writes what, once it is proven that it tiles every array exactly once.
+    """Return the epoch in which each rank writes what it holds, once it is proven that this tiles every array.
 
     Not collective.
 
@@ -75,9 +134,49 @@ def prove_epoch(schema: StreamSchema, regions: Sequence[Region]) -> EpochState:
         As `mpistream.layout.assign_writers`.
     """
     boxes = assign_writers(schema, regions)
-    n_cells = {name: tuple(sum(map(box_n_cells, b)) for b in by_writer) for name, by_writer in boxes.items()}
+    return EpochState(regions=tuple(regions), boxes=boxes, n_cells=_n_cells(schema, boxes, len(regions)))
+
+
+def prove_rearranged(schema: StreamSchema, regions: Sequence[Region], n_writers: int) -> EpochState:
+    """Return the epoch in which some ranks write what others hold.
+
+    Not collective.
+
+    Parameters
+    ----------
+    schema
+        A resolved schema.
+    regions
+        What each rank holds; its edges may lie anywhere.
+    n_writers
+        Ranks that write, for each array.
+
+    Raises
+    ------
+    TilingError
+        When the regions overlap, leave a hole, or end beyond an array.
+    """
+    known: dict[Any, Exchange] = {}
+    exchanges = {}
+    for array in schema.arrays.values():
+        if not array.is_sharded:
+            continue
+        key = (array.space_dims, array.grid.shape, array.grid.shard_shape)
+        if key not in known:
+            known[key] = plan_exchange(array.grid, schema.partitioned_dims, regions, n_writers)
+        exchanges[array.name] = known[key]
+    boxes = {name: e.boxes for name, e in exchanges.items()}
+    return EpochState(
+        regions=tuple(regions), boxes=boxes, n_cells=_n_cells(schema, boxes, len(regions)), exchanges=exchanges
+    )
+
+
+def _n_cells(
+    schema: StreamSchema, boxes: Mapping[str, Sequence[Sequence[Box]]], n_ranks: int
+) -> dict[str, tuple[int, ...]]:
+    n_cells = {name: tuple(sum(map(box_n_cells, b)) for b in by_rank) for name, by_rank in boxes.items()}
     # A variable over time alone has no shards: the owner writes one cell of it a record.
     for array in schema.arrays.values():
         if array.role is Role.SERIES:
-            n_cells[array.name] = (1, *[0] * (len(regions) - 1))
-    return EpochState(regions=tuple(regions), boxes=boxes, n_cells=n_cells)
+            n_cells[array.name] = (1, *[0] * (n_ranks - 1))
+    return n_cells

@@ -16,7 +16,7 @@ from mpistream.errors import AlignmentError, TilingError
 from mpistream.region import Region
 from mpistream.tiling import Box, box_intersection, box_n_cells, exact_dtype, format_box, prove_tiling
 
-__all__ = ["ShardGrid", "assign_shards", "block_box", "split_units"]
+__all__ = ["ShardGrid", "assign_shards", "held_boxes", "split_units"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,20 +140,20 @@ def assign_shards(
     return by_rank
 
 
-def block_box(grid: ShardGrid, partitioned_dims: Collection[str], region: Region) -> Box:
-    """Return the box of an array that a rank passes as its block.
+def held_boxes(grid: ShardGrid, partitioned_dims: Collection[str], region: Region) -> list[Box]:
+    """Return the boxes of an array that a rank passes as its blocks, one per box of its region.
 
     Not collective.
 
-    It is the region in the partitioned dims, (0, 0) there if the region is empty, and whole in the others.
-
-    Raises
-    ------
-    SchemaError
-        Kind ``"region"``: the region has several boxes.
+    A box is the region's in the partitioned dims and whole in the others. An array without partitioned dims is
+    passed whole, once. The empty region has one box, (0, 0) in the partitioned dims.
     """
     own = _own_dims(grid, partitioned_dims)
-    return _lift(grid, own, region.project(own).box)
+    if not own:
+        return [_lift(grid, own, ())]
+    at = [region.dims.index(d) for d in own]
+    boxes = region.boxes or (region.box,)
+    return [_lift(grid, own, tuple(box[k] for k in at)) for box in boxes]
 
 
 def _own_dims(grid: ShardGrid, partitioned_dims: Collection[str]) -> tuple[str, ...]:

@@ -17,7 +17,14 @@ from mpistream.region import Region
 from mpistream.schema import StreamSchema
 from mpistream.tiling import Box
 
-__all__ = ["SMALL_OBJECT_NBYTES", "assign_writers", "decompose", "resolve_layout"]
+__all__ = [
+    "SMALL_OBJECT_NBYTES",
+    "assign_writers",
+    "decompose",
+    "n_writers_for",
+    "object_nbytes",
+    "resolve_layout",
+]
 
 _MIB = 1024 * 1024
 _CHUNK_NBYTES = _MIB
@@ -133,6 +140,29 @@ def _reference(schema: StreamSchema) -> ArraySpec:
         sharded,
         key=lambda a: (a.has_time, len(dims & set(a.dims)), a.dtype.itemsize * math.prod(a.shape)),
     )
+
+
+def n_writers_for(schema: StreamSchema) -> int:
+    """Return how many ranks give objects of about 64 MiB.
+
+    Not collective.
+    """
+    array = _reference(schema)
+    return max(round(array.dtype.itemsize * math.prod((*_time_lengths(array)[0], *array.shape)) / _OBJECT_NBYTES), 1)
+
+
+def object_nbytes(schema: StreamSchema) -> int:
+    """Return the bytes before compression of a shard of the largest array.
+
+    Not collective.
+
+    Parameters
+    ----------
+    schema
+        A resolved schema.
+    """
+    array = _reference(schema)
+    return array.dtype.itemsize * array.row_length * math.prod(map(min, array.shape, array.grid.shard_shape))
 
 
 def resolve_layout(schema: StreamSchema, n_writers: int, regions: Sequence[Region] | None = None) -> StreamSchema:

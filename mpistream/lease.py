@@ -32,7 +32,7 @@ from mpistream.errors import FormatError, StoreError
 from mpistream.manifest import LEASE_KEY
 from mpistream.store import Store
 
-__all__ = ["Lease", "LeaseKeeper", "is_dead_at_once", "read_lease", "wait_until_free"]
+__all__ = ["Lease", "LeaseKeeper", "is_dead_at_once", "node_name", "read_lease", "wait_until_free"]
 
 _log = logging.getLogger("mpistream")
 
@@ -324,6 +324,14 @@ def _read_text(path: str) -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+def node_name() -> str:
+    """Return a name that processes have in common when they share a kernel, and so its memory.
+
+    Not collective.
+    """
+    return _system()[0] or socket.gethostname()
 
 
 def _system() -> tuple[str | None, str | None]:

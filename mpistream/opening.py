@@ -42,7 +42,7 @@ from mpistream.manifest import (
     stage_folder,
 )
 from mpistream.options import Options
-from mpistream.plan import plan
+from mpistream.plan import plan_of
 from mpistream.region import Region
 from mpistream.schema import StreamSchema
 from mpistream.staging import Stager, highest_epoch
@@ -132,15 +132,15 @@ def checked_regions(given: Sequence[Any], schema: StreamSchema) -> list[Region] 
                 rank=rank,
             )
         try:
-            bounds = {dim: slice(*b) for dim, b in region.items()}
-            regions.append(Region.from_mapping(bounds, schema.partitioned_sizes))
+            boxes = [{dim: slice(*b) for dim, b in box.items()} for box in region]
+            regions.append(Region.from_boxes(boxes, schema.partitioned_sizes))
         except SchemaError as error:
             raise SchemaError(f"rank {rank}: {error}", kind=error.kind, rank=rank) from error
     return regions
 
 
 def log_plan(store: Store, schema: StreamSchema, epoch: EpochState) -> None:
-    cost = plan(schema, epoch.regions)
+    cost = plan_of(schema, epoch)
     _log.info("%s: %s", store.url, cost)
     for warning in cost.warnings:
         _log.warning("%s: %s", store.url, warning)

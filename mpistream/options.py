@@ -32,6 +32,13 @@ class Options:
     max_pending_nbytes
         Encoded bytes that may wait for that thread before the caller waits; by default twice this rank's
         bytes per record.
+    writers
+        How many ranks write what all of them hold: ``"all"``, a number, ``"node"`` (one per node), or ``"auto"``
+        (default): all where the regions lie on shard edges and make objects of 4 MiB or more, else as few as give
+        objects of about 64 MiB, at least one per node. The others only send.
+    rearrange
+        ``"auto"`` (default): regions may lie anywhere. ``"never"``: those that don't lie on shard edges are
+        refused, and nothing moves between ranks.
     timeout
         Seconds that rank 0 waits for the other ranks in a collective call; they wait a quarter longer for its
         answer, which names the rank that did not come.
@@ -51,6 +58,8 @@ class Options:
     durability: str = "fsync"
     threads: int | None = None
     max_pending_nbytes: int | None = None
+    writers: str | int = "auto"
+    rearrange: str = "auto"
     timeout: float = 600.0
     exit_timeout: float = 30.0
     lease_ttl: float = 120.0
@@ -61,6 +70,13 @@ class Options:
             raise SchemaError(f"option durability {self.durability!r}: use 'fsync' or 'none'", kind="option")
         if self.threads not in (None, 0, 1):
             raise SchemaError(f"option threads {self.threads!r}: use 0, 1 or None", kind="option")
+        is_count = isinstance(self.writers, int) and not isinstance(self.writers, bool) and self.writers > 0
+        if not is_count and self.writers not in ("all", "node", "auto"):
+            raise SchemaError(
+                f"option writers {self.writers!r}: use 'all', 'node', 'auto' or a number above 0", kind="option"
+            )
+        if self.rearrange not in ("auto", "never"):
+            raise SchemaError(f"option rearrange {self.rearrange!r}: use 'auto' or 'never'", kind="option")
         if self.max_pending_nbytes is not None and not _is_positive(self.max_pending_nbytes):
             raise SchemaError(
                 f"option max_pending_nbytes {self.max_pending_nbytes!r}: give a number of bytes above 0",

@@ -12,27 +12,31 @@ import logging
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from numpy.typing import ArrayLike, NDArray
 
 from mpistream.agreement import Channel
+from mpistream.arrays import Role
 from mpistream.commit import Decision, next_manifest
 from mpistream.errors import (
     CommitError,
     MPIStreamError,
     ProtocolError,
+    SchemaError,
     StoreError,
     error_from_json,
     error_to_json,
 )
 from mpistream.manifest import Manifest, stage_folder
+from mpistream.mover import Mover
 from mpistream.options import Options
 from mpistream.owner import Owner, Prepared, commit_error
 from mpistream.ranges import Ranges, members
-from mpistream.rank_writer import RankWriter, WriterStats
+from mpistream.rank_writer import CheckedRecord, RankWriter, WriterStats
 from mpistream.reader import StoreReader
 from mpistream.record import Record
 from mpistream.region import Region
@@ -44,6 +48,8 @@ from mpistream.token import CommitReceipt, CommitToken
 __all__ = ["StreamWriter"]
 
 _log = logging.getLogger("mpistream")
+
+T = TypeVar("T")
 
 _open_writers: weakref.WeakSet[StreamWriter] = weakref.WeakSet()
 
@@ -60,6 +66,7 @@ class StreamWriter:
         channel: Channel,
         store: Store,
         writer: RankWriter,
+        mover: Mover,
         owner: Owner | None,
         manifest: Manifest,
         options: Options,
@@ -68,10 +75,11 @@ class StreamWriter:
         self._channel = channel
         self._store = store
         self._writer = writer
+        self._mover = mover
         self._owner = owner
         self._manifest = manifest
         self._options = options
-        self._buffers: dict[str, NDArray[Any]] = {}
+        self._buffers: dict[str, list[NDArray[Any]]] = {}
         self._record: Record | None = None
         self._is_closed = False
         self._began = time.perf_counter()
@@ -129,15 +137,33 @@ class StreamWriter:
         """Return the shape of this rank's block of a variable or static, without time.
 
         Not collective.
+
+        Raises
+        ------
+        SchemaError
+            For an unknown name, and when this rank's region has several boxes: see `shapes_of`.
         """
-        return self._writer.block_shape(name)
+        shapes = self._writer.block_shapes(name)
+        if len(shapes) > 1:
+            raise SchemaError(
+                f"this rank's region has {len(shapes)} boxes, so {name!r} has as many blocks; use shapes_of",
+                kind="region",
+            )
+        return shapes[0]
+
+    def shapes_of(self, name: str) -> list[tuple[int, ...]]:
+        """Return the shapes of this rank's blocks of a variable or static, one per box of its region.
+
+        Not collective.
+        """
+        return self._writer.block_shapes(name)
 
     def is_committed(self, name: str) -> bool:
         """Return whether a static is committed.
 
         Not collective.
         """
-        self._writer.block_shape(name)
+        self._writer.held(name)
         return name in self._manifest.statics
 
     def __repr__(self) -> str:
@@ -175,8 +201,7 @@ class StreamWriter:
         """
         self._check_open("write_record")
         self._check_no_record("write_record")
-        self._writer.write_record(t, arrays)
-        self._keep_lease()
+        self._take("write_record", lambda: self._writer.checked_record(t, arrays))
 
     def write_record_at(self, index: int, t: float, arrays: Mapping[str, ArrayLike]) -> None:
         """Put one record of a fixed time dim, in any order.
@@ -206,8 +231,7 @@ class StreamWriter:
         """
         self._check_open("write_record_at")
         self._check_no_record("write_record_at")
-        self._writer.write_record_at(index, t, arrays)
-        self._keep_lease()
+        self._take("write_record_at", lambda: self._writer.checked_record_at(index, t, arrays))
 
     @contextlib.contextmanager
     def record(self, t: float) -> Iterator[Record]:
@@ -230,10 +254,29 @@ class StreamWriter:
         self._record = Record(self._writer, self._buffers)
         try:
             yield self._record
-            self._writer.write_record(t, self._record.arrays)
+            arrays = self._record.arrays
         finally:
             self._record = None
+        self._take("write_record", lambda: self._writer.checked_record(t, arrays))
+
+    def _take(self, call: str, check: Callable[[], CheckedRecord]) -> None:
+        """Check a record, move what others write of it, and take it."""
+        names = [a.name for a in self.schema.arrays.values() if a.role is Role.VARIABLE]
+        is_moving = self._mover.is_moving(names)
+        checked = self._agreed(call, check, lambda c: f"{c.record} {c.t.hex()}") if is_moving else check()
+        self._writer.take(replace(checked, blocks=self._mover.move(names, checked.blocks)))
         self._keep_lease()
+
+    def _agreed(self, call: str, check: Callable[[], T], digest: Callable[[T], str]) -> T:
+        """Return what a check returns, when it is right on every rank: then data may move."""
+        found, failure = None, None
+        try:
+            found = check()
+        except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
+            failure = _on_every_rank(error, self._channel.rank)
+        self._channel.exchange(call, digest="" if found is None else digest(found), failure=failure)
+        assert found is not None
+        return found
 
     def write_static(self, name: str, array: ArrayLike) -> None:
         """Put this rank's part of a static, or of a coordinate that is written by region.
@@ -257,7 +300,11 @@ class StreamWriter:
         Nothing is durable or visible until `commit` returns.
         """
         self._check_open("write_static")
-        self._writer.write_static(name, array)
+        if not self._mover.is_moving([name]):
+            blocks = self._writer.checked_static(name, array)
+        else:
+            blocks = self._agreed("write_static", lambda: self._writer.checked_static(name, array), lambda _: name)
+        self._writer.take_static(name, self._mover.move([name], {name: blocks})[name])
 
     def write_blob(self, key: str, payload: bytes, scope: int | str = "static") -> None:
         """Put a small payload of this rank, such as the state of its random numbers.

@@ -199,7 +199,7 @@ def write_open_part(
     if region is None:
         epoch: EpochState | None = prove_epoch(schema, decompose(schema, n_writers))
         assert epoch is not None
-        share = epoch.share(writer)
+        share = epoch.shares()[writer]
     else:
         epoch, share = None, _own_share(schema, writer, Region.from_mapping(region, schema.partitioned_sizes))
     if writer == 0:

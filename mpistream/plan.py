@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mpistream.arrays import Role
-from mpistream.layout import SMALL_OBJECT_NBYTES, assign_writers, resolve_layout
+from mpistream.decomposition import settle
+from mpistream.epoch import EpochState
+from mpistream.layout import SMALL_OBJECT_NBYTES
+from mpistream.options import Options
 from mpistream.region import Region
 from mpistream.schema import StreamSchema
 from mpistream.tiling import box_n_cells
 
-__all__ = ["Plan", "plan"]
+__all__ = ["Plan", "plan", "plan_of"]
 
 _MANY_OBJECTS = 10_000
 
@@ -21,14 +24,16 @@ _MANY_OBJECTS = 10_000
 class Plan:
     """What a run will write, per record, before it writes anything."""
 
+    n_ranks: int
     n_writers: int
-    n_active_writers: int
-    """Writers with a region that is not empty."""
+    """Ranks that write shards."""
     n_objects_per_record: float
     """Shards a record, over all variables; a row of R records counts 1/R."""
     n_folders_per_record: float
     nbytes_per_record: int
     """Bytes before compression."""
+    nbytes_moved_per_record: int
+    """Bytes that go from the rank that holds them to another one that writes them."""
     max_writer_nbytes_per_record: int
     max_object_nbytes: int
     """Bytes before compression of the largest variable's shard."""
@@ -37,11 +42,12 @@ class Plan:
     warnings: tuple[str, ...]
 
     def __str__(self) -> str:
+        moved = f", {_size(self.nbytes_moved_per_record)} moved between ranks" if self.nbytes_moved_per_record else ""
         return (
-            f"{self.n_active_writers} of {self.n_writers} ranks write {_size(self.nbytes_per_record)} a record "
+            f"{self.n_writers} of {self.n_ranks} ranks write {_size(self.nbytes_per_record)} a record "
             f"in {self.n_objects_per_record:g} objects of at most {_size(self.max_object_nbytes)}, "
             f"{self.n_folders_per_record:g} folders; at most {_size(self.max_writer_nbytes_per_record)} a rank and "
-            f"record, {_size(self.writer_memory_nbytes)} in memory"
+            f"record, {_size(self.writer_memory_nbytes)} in memory{moved}"
         )
 
 
@@ -53,8 +59,14 @@ def _size(nbytes: float) -> str:
     return f"{nbytes:.4g} TiB"
 
 
-def plan(schema: StreamSchema, regions: Iterable[Region]) -> Plan:
-    """Return what a run on these regions writes: objects, folders, bytes and memory, with warnings.
+def plan(
+    schema: StreamSchema,
+    regions: Iterable[Region],
+    *,
+    nodes: Sequence[str] | None = None,
+    options: Options | None = None,
+) -> Plan:
+    """Return what a run on these regions writes and moves: objects, folders, bytes and memory, with warnings.
 
     Not collective.
 
@@ -63,7 +75,11 @@ def plan(schema: StreamSchema, regions: Iterable[Region]) -> Plan:
     schema
         The schema; a layout that is open is chosen for these regions.
     regions
-        One region per rank, for example from `decompose`.
+        What each rank holds, one region per rank, for example from `decompose`.
+    nodes
+        Name of the node of each rank; by default all run on one.
+    options
+        ``writers`` and ``rearrange`` say who writes what others hold.
 
     Raises
     ------
@@ -71,11 +87,27 @@ def plan(schema: StreamSchema, regions: Iterable[Region]) -> Plan:
         As in `write_open`.
     """
     regions = list(regions)
-    schema = resolve_layout(schema, len(regions), regions)
-    owners = assign_writers(schema, regions)
+    return plan_of(*settle(schema, regions, nodes or [""] * len(regions), options or Options()))
+
+
+def plan_of(schema: StreamSchema, epoch: EpochState) -> Plan:
+    """Return what a run in an epoch writes and moves.
+
+    Not collective.
+
+    Parameters
+    ----------
+    schema
+        A resolved schema.
+    epoch
+        Who holds and who writes what.
+    """
+    n_ranks = len(epoch.regions)
     objects = folders = 0.0
-    memory = [0] * len(regions)
-    record = [0] * len(regions)
+    n_moved = 0
+    memory = [0] * n_ranks
+    record = [0] * n_ranks
+    is_writer = [False] * n_ranks
     for a in schema.arrays.values():
         if a.role is not Role.VARIABLE:
             continue
@@ -83,21 +115,27 @@ def plan(schema: StreamSchema, regions: Iterable[Region]) -> Plan:
         if schema.key_separator == "/":
             folders += (1 + sum(math.prod(a.grid.grid_shape[:i]) for i in range(1, len(a.dims) - 1))) / a.row_length
         slab = a.resolved_chunk_shape[0] if a.resolved_chunk_shape[0] > 1 else 0
-        for i, boxes in enumerate(owners[a.name]):
+        exchange = epoch.exchanges.get(a.name)
+        if exchange is not None:
+            n_moved += a.dtype.itemsize * exchange.n_moved_cells
+        for i, boxes in enumerate(epoch.boxes[a.name]):
             nbytes = a.dtype.itemsize * sum(map(box_n_cells, boxes))
             record[i] += nbytes
-            memory[i] += nbytes * (a.row_length + slab)
+            # Of a rearranged array the record itself is received, too.
+            memory[i] += nbytes * (a.row_length + slab + (exchange is not None))
+            is_writer[i] |= nbytes > 0
     shards = {
         a.name: a.dtype.itemsize * a.row_length * math.prod(map(min, a.shape, a.grid.shard_shape))
         for a in schema.arrays.values()
         if a.role is Role.VARIABLE
     }
     return Plan(
-        n_writers=len(regions),
-        n_active_writers=sum(not r.is_empty for r in regions),
+        n_ranks=n_ranks,
+        n_writers=sum(is_writer),
         n_objects_per_record=objects,
         n_folders_per_record=folders,
         nbytes_per_record=sum(record),
+        nbytes_moved_per_record=n_moved,
         max_writer_nbytes_per_record=max(record),
         max_object_nbytes=max(shards.values(), default=0),
         writer_memory_nbytes=max(memory),

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from mpistream.array_reader import ArrayReader
 from mpistream.arrays import ArraySpec, Role
 from mpistream.blobs import MAX_BLOB_NBYTES, Scope, pack_pieces
-from mpistream.block import check_block, check_time
+from mpistream.block import check_blocks, check_time
 from mpistream.commit import without_records
 from mpistream.epoch import Share
 from mpistream.errors import MPIStreamError, ProtocolError, SchemaError, error_to_json
-from mpistream.grid import block_box
+from mpistream.grid import held_boxes
 from mpistream.manifest import Manifest, blob_key, stage_folder
 from mpistream.names import check_name
 from mpistream.options import Options
@@ -32,9 +32,10 @@ from mpistream.ranges import Ranges, count, covers, difference, inside, members,
 from mpistream.rows import SeriesRows, ShardRows, encode_whole
 from mpistream.staging import StagedObject, Stager
 from mpistream.store import Store
+from mpistream.tiling import Box
 from mpistream.token import CommitToken, times_sha256
 
-__all__ = ["RankWriter", "WriterStats"]
+__all__ = ["Blocks", "CheckedRecord", "RankWriter", "WriterStats"]
 
 # glibc gives freed memory at the end of its heap back to the system above a threshold: twice the size of the largest
 # block that was mapped alone and freed, up to 32 MiB (mallopt(3), "M_MMAP_THRESHOLD"). Encoded chunks are freed with
@@ -57,6 +58,19 @@ class WriterStats:
     n_commits: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"write": 0.0, "commit": 0.0})
     """Time that the caller was inside our calls."""
+
+
+Blocks = dict[str, list[NDArray[Any]]]
+"""Variable -> the blocks of one record, without time."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRecord:
+    """A record that may be taken: nothing is wrong with it on this rank."""
+
+    record: int
+    t: float
+    blocks: Blocks
 
 
 class RankWriter:
@@ -92,15 +106,15 @@ class RankWriter:
         # Those in the pack that was placed last, and its key while it may lie there and is not committed.
         self._placed_blobs: set[tuple[Scope, str]] = set()
         self._pack_in_place: str | None = None
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        # The boxes of the blocks that this rank passes, without time.
+        self._held: dict[str, list[Box]] = {}
         for array in self.schema.arrays.values():
             if array.role is Role.SERIES:
-                self._shapes[array.name] = ()
+                self._held[array.name] = [()]
                 if self.writer == 0:
                     self._series[array.name] = SeriesRows(array, self.schema.key_separator, store)
             elif array.is_sharded:
-                box = block_box(array.grid, self.schema.partitioned_dims, self.region)
-                self._shapes[array.name] = tuple(b - a for a, b in box)
+                self._held[array.name] = held_boxes(array.grid, self.schema.partitioned_dims, self.region)
                 if array.role is Role.VARIABLE:
                     self._rows[array.name] = self._shard_rows(array)
         # Invariant: at most one object a key. A row that has grown replaces the object it was before.
@@ -122,12 +136,12 @@ class RankWriter:
         )
 
     def _shard_rows(self, array: ArraySpec) -> ShardRows:
-        box = block_box(array.grid, self.schema.partitioned_dims, self.region)
+        boxes = self._share.boxes[array.name]
         return ShardRows(
             array,
             self.schema.key_separator,
-            box,
-            self._share.boxes[array.name],
+            boxes if array.name in self._share.pieces else self._held[array.name],
+            boxes,
             store=self._store,
             n_total=self.schema.n_total,
             is_durable=self._is_durable,
@@ -193,16 +207,20 @@ class RankWriter:
 
     # Writing
 
-    def block_shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of this rank's block of a variable or static, without time."""
-        if name not in self._shapes:
-            raise self._unknown(name, tuple(self._shapes))
-        return self._shapes[name]
+    def block_shapes(self, name: str) -> list[tuple[int, ...]]:
+        """Return the shapes of this rank's blocks of a variable or static, without time."""
+        return [tuple(b - a for a, b in box) for box in self.held(name)]
+
+    def held(self, name: str) -> list[Box]:
+        """Return the boxes of this rank's blocks of a variable or static, without time."""
+        if name not in self._held:
+            raise self._unknown(name, tuple(self._held))
+        return self._held[name]
 
     def _unknown(self, name: str, known: tuple[str, ...]) -> SchemaError:
         return SchemaError(f"{name!r} is not among {known}", kind="unknown")
 
-    def check_record(self, arrays: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    def _check_record(self, arrays: Mapping[str, Any]) -> Blocks:
         """Return the checked blocks of a record; nothing is taken before all of them are right.
 
         Raises
@@ -216,28 +234,30 @@ class RankWriter:
                 raise self._unknown(name, tuple(a.name for a in streaming))
         blocks = {}
         for a in streaming:
-            writes = a.name in self._series or (a.name in self._rows and self._rows[a.name].writes)
+            is_needed = a.name in self._series or (a.name in self._rows and self._share.holds(a.name))
             if a.name in arrays:
-                block = check_block(a.name, arrays[a.name], self._shapes[a.name], a.dtype)
-                if writes:
-                    blocks[a.name] = block
-            elif writes:
+                found = check_blocks(a.name, arrays[a.name], self.block_shapes(a.name), a.dtype)
+                if is_needed:
+                    blocks[a.name] = found
+            elif is_needed:
                 raise SchemaError(
-                    f"variable {a.name!r} is missing from the record; rank {self.writer} writes a part of it, "
-                    f"shape {self._shapes[a.name]}, so pass it with every record",
+                    f"variable {a.name!r} is missing from the record; rank {self.writer} has a part of it, "
+                    f"shape {', '.join(map(str, self.block_shapes(a.name)))}, so pass it with every record",
                     kind="missing",
                 )
         return blocks
 
-    def write_record(self, t: Any, arrays: Mapping[str, Any]) -> None:
-        """Put the next record; see `mpistream.parallel.StreamWriter.write_record`."""
+    def checked_record(self, t: Any, arrays: Mapping[str, Any]) -> CheckedRecord:
+        """Return the next record, checked; nothing of it is taken."""
         self._check_mode("write_record", is_indexed=False)
+        self._check_whole()
         t = check_time(t, self.last_t)
-        self._write(self.n_records, t, arrays)
+        return CheckedRecord(self.n_records, t, self._check_record(arrays))
 
-    def write_record_at(self, index: Any, t: Any, arrays: Mapping[str, Any]) -> None:
-        """Put one record of a fixed time dim; see `mpistream.parallel.StreamWriter.write_record_at`."""
+    def checked_record_at(self, index: Any, t: Any, arrays: Mapping[str, Any]) -> CheckedRecord:
+        """Return a record of a fixed time dim, checked; nothing of it is taken."""
         self._check_mode("write_record_at", is_indexed=True)
+        self._check_whole()
         n_total = self.schema.n_total
         assert n_total is not None
         try:
@@ -263,7 +283,15 @@ class RankWriter:
                 f"record {record} was written since the last commit; rollback() drops what is not committed",
                 kind="written",
             )
-        self._write(record, t, arrays)
+        return CheckedRecord(record, t, self._check_record(arrays))
+
+    def write_record(self, t: Any, arrays: Mapping[str, Any]) -> None:
+        """Put the next record; see `mpistream.parallel.StreamWriter.write_record`."""
+        self.take(self.checked_record(t, arrays))
+
+    def write_record_at(self, index: Any, t: Any, arrays: Mapping[str, Any]) -> None:
+        """Put one record of a fixed time dim; see `mpistream.parallel.StreamWriter.write_record_at`."""
+        self.take(self.checked_record_at(index, t, arrays))
 
     def _check_mode(self, call: str, *, is_indexed: bool) -> None:
         """Refuse a call that belongs to the other kind of time dim."""
@@ -280,31 +308,34 @@ class RankWriter:
             ArrayReader(self._store, self.schema.key_separator).read_chunks(array, box, self._fixed_times)
         return float(self._fixed_times[record])
 
-    def _write(self, record: int, t: float, arrays: Mapping[str, Any]) -> None:
-        began = time.perf_counter()
-        blocks = self.check_record(arrays)
+    def _check_whole(self) -> None:
         if self._broken is not None:
             raise ProtocolError(
                 f"an earlier record was taken in part ({self._broken}); call rollback() on every rank",
                 kind="broken",
             )
+
+    def take(self, checked: CheckedRecord) -> None:
+        """Put a record that was checked; of a rearranged array the blocks are those of the boxes written here."""
+        began = time.perf_counter()
+        record, blocks = checked.record, checked.blocks
         try:
             # Narrowing a float can overflow to infinity: that is what the caller's dtype asked for.
             with np.errstate(over="ignore", invalid="ignore"):
-                for name, block in blocks.items():
-                    if name in self._series:
-                        self._series[name].put(record, block.astype(self._series[name].array.dtype)[()])
-                    else:
-                        self._submit(self._rows[name].put(record, block))
+                for name, series in self._series.items():
+                    series.put(record, blocks[name][0].astype(series.array.dtype)[()])
+                for name, rows in self._rows.items():
+                    if rows.writes:
+                        self._submit(rows.put(record, blocks[name]))
                 self._bound_open_rows()
         except BaseException as error:
             # Some variables have the record, others not: the next arrive tells all ranks, rollback mends it.
             self._broken = error
             raise
-        self._pending[record] = t
+        self._pending[record] = checked.t
         self.stats.n_records += 1
         self.stats.nbytes_in += sum(
-            self._rows[n].array.dtype.itemsize * b.size for n, b in blocks.items() if n in self._rows
+            rows.array.dtype.itemsize * sum(b.size for b in blocks.get(name, ())) for name, rows in self._rows.items()
         )
         self.stats.seconds["write"] += time.perf_counter() - began
 
@@ -319,19 +350,27 @@ class RankWriter:
 
     def write_static(self, name: str, value: Any) -> None:
         """Put this rank's part of a static; see `mpistream.parallel.StreamWriter.write_static`."""
+        self.take_static(name, self.checked_static(name, value))
+
+    def checked_static(self, name: str, value: Any) -> list[NDArray[Any]]:
+        """Return this rank's blocks of a static, checked; nothing of it is taken."""
         array = self.schema.arrays.get(name)
         if array is None or array.role is not Role.STATIC:
             raise self._unknown(name, tuple(a.name for a in self.schema.arrays.values() if a.role is Role.STATIC))
         if name in self._manifest.statics or name in self._statics:
             state = "committed" if name in self._manifest.statics else "written"
             raise SchemaError(f"static {name!r} is {state} already; it is written once", kind="static")
-        block = check_block(name, value, self._shapes[name], array.dtype)
+        return check_blocks(name, value, self.block_shapes(name), array.dtype)
+
+    def take_static(self, name: str, blocks: list[NDArray[Any]]) -> None:
+        """Put a static that was checked; if it is rearranged the blocks are those of the boxes written here."""
+        array = self.schema.arrays[name]
         with np.errstate(over="ignore", invalid="ignore"):
             if not array.dims:
-                objects = encode_whole(array, self.schema.key_separator, block) if self.writer == 0 else []
+                objects = encode_whole(array, self.schema.key_separator, blocks[0]) if self.writer == 0 else []
             else:
                 rows = self._shard_rows(array)
-                objects = rows.put(0, block) if rows.writes else []
+                objects = rows.put(0, blocks) if rows.writes else []
         self._statics[name] = objects
         self._submit(objects, keep=False)
 

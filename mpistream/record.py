@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpistream.block import check_block
+from mpistream.block import check_blocks
 from mpistream.errors import SchemaError
 from mpistream.rank_writer import RankWriter
 
@@ -17,10 +17,10 @@ __all__ = ["Record"]
 class Record:
     """One record, put variable by variable; made by `StreamWriter.record`."""
 
-    def __init__(self, writer: RankWriter, buffers: dict[str, NDArray[Any]]) -> None:
+    def __init__(self, writer: RankWriter, buffers: dict[str, list[NDArray[Any]]]) -> None:
         self._writer = writer
         self._buffers = buffers
-        self.arrays: dict[str, NDArray[Any]] = {}
+        self.arrays: dict[str, Any] = {}
         """Variable -> block, as far as they are put."""
 
     def put(self, name: str, block: ArrayLike) -> None:
@@ -40,13 +40,14 @@ class Record:
         SchemaError
             On this rank: unknown variable, wrong shape or dtype.
         """
-        shape = self._writer.block_shape(name)
         array = self._writer.schema.arrays[name]
-        checked = check_block(name, block, shape, array.dtype)
+        checked = check_blocks(name, block, self._writer.block_shapes(name), array.dtype)
+        self.buffer(name)
         with np.errstate(over="ignore", invalid="ignore"):
-            self.buffer(name)[...] = checked
+            for buffer, part in zip(self._buffers[name], checked, strict=True):
+                buffer[...] = part
 
-    def buffer(self, name: str) -> NDArray[Any]:
+    def buffer(self, name: str) -> Any:
         """Return the array that will be written for a variable, to be filled in place.
 
         Not collective.
@@ -55,13 +56,15 @@ class Record:
         ----------
         name
             The variable. Its array has the block's shape and the dtype on disk; it is used again for the
-            next record, and what it holds before it is filled is undefined.
+            next record, and what it holds before it is filled is undefined. For a region of several boxes it is a
+            list of arrays, one per box.
         """
-        shape = self._writer.block_shape(name)
+        shapes = self._writer.block_shapes(name)
         array = self._writer.schema.arrays[name]
         if not array.has_time:
             raise SchemaError(f"{name!r} is not a streaming variable; use write_static", kind="unknown")
         if name not in self._buffers:
-            self._buffers[name] = np.empty(shape, array.dtype)
-        self.arrays[name] = self._buffers[name]
-        return self._buffers[name]
+            self._buffers[name] = [np.empty(shape, array.dtype) for shape in shapes]
+        found = self._buffers[name]
+        self.arrays[name] = found[0] if len(found) == 1 else found
+        return self.arrays[name]

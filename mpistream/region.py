@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mpistream.errors import SchemaError
 from mpistream.tiling import Box, Interval, box_n_cells, format_box
 
-__all__ = ["Region", "box_of_mapping"]
+__all__ = ["Region", "RegionLike", "box_of_mapping"]
+
+RegionLike = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 class Region(Mapping[str, Interval]):
@@ -30,7 +32,7 @@ class Region(Mapping[str, Interval]):
 
     def __init__(self, dims: Iterable[str], boxes: Iterable[Box] = ()) -> None:
         self._dims = tuple(dims)
-        kept = set()
+        kept = []
         for box in boxes:
             plain = tuple((operator.index(start), operator.index(stop)) for start, stop in box)
             if len(plain) != len(self._dims) or any(not 0 <= start <= stop for start, stop in plain):
@@ -39,9 +41,9 @@ class Region(Mapping[str, Interval]):
                     kind="region",
                 )
             if box_n_cells(plain):
-                kept.add(plain)
-        # Invariant: sorted and without duplicates or empty boxes, so equal regions are written equally.
-        self._boxes = tuple(sorted(kept))
+                kept.append(plain)
+        # In the order given: it is that of the blocks that the rank passes.
+        self._boxes = tuple(kept)
 
     @classmethod
     def whole(cls, dims: Iterable[str], sizes: Mapping[str, int]) -> Region:
@@ -105,16 +107,41 @@ class Region(Mapping[str, Interval]):
         given: Mapping[str, Any] = {} if mapping is None else mapping
         if not isinstance(given, Mapping):
             raise SchemaError(f"a region is a mapping dim -> (start, stop), not {type(given).__name__}", kind="region")
-        unknown = [dim for dim in given if dim not in sizes]
-        if unknown:
-            raise SchemaError(
-                f"region: {unknown[0]!r} is no partitioned dim; name only {', '.join(sizes) or 'no dim'}",
-                kind="region",
-            )
-        parts: list[Mapping[str, Any]] = [given]
         if isinstance(given, Region):
-            parts = [dict(zip(given.dims, box, strict=True)) for box in given.boxes]
-        return cls(sizes, [box_of_mapping(part, sizes) for part in parts])
+            return cls.from_boxes([dict(zip(given.dims, box, strict=True)) for box in given.boxes], sizes)
+        return cls.from_boxes([given], sizes)
+
+    @classmethod
+    def from_boxes(cls, mappings: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> Region:
+        """Return the region of several boxes that a caller described, in their order.
+
+        Not collective.
+
+        Parameters
+        ----------
+        mappings
+            Each as in `from_mapping`; none is the empty region. Of several, none may be empty.
+        sizes
+            Partitioned dim -> length, in the schema's order.
+
+        Raises
+        ------
+        SchemaError
+            As `from_mapping`.
+        """
+        for mapping in mappings:
+            unknown = [dim for dim in mapping if dim not in sizes]
+            if unknown:
+                raise SchemaError(
+                    f"region: {unknown[0]!r} is no partitioned dim; name only {', '.join(sizes) or 'no dim'}",
+                    kind="region",
+                )
+        boxes = [box_of_mapping(mapping, sizes) for mapping in mappings]
+        if len(boxes) > 1 and not all(map(box_n_cells, boxes)):
+            # Blocks are passed in the order of the boxes: one that is left out silently would shift them.
+            k = next(k for k, box in enumerate(boxes) if not box_n_cells(box))
+            raise SchemaError(f"region: box {k} of {len(boxes)} is empty; leave it out", kind="region")
+        return cls(sizes, boxes)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Region:
@@ -138,7 +165,7 @@ class Region(Mapping[str, Interval]):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """All boxes, sorted; none for the empty region."""
+        """All boxes, in the order given; none for the empty region."""
         return self._boxes
 
     @property
@@ -166,7 +193,7 @@ class Region(Mapping[str, Interval]):
         names = tuple(dims)
         assert set(names) <= set(self._dims), f"{names} is no subset of {self._dims}"
         at = [self._dims.index(d) for d in names]
-        return Region(names, [tuple(box[k] for k in at) for box in self._boxes])
+        return Region(names, dict.fromkeys(tuple(box[k] for k in at) for box in self._boxes))
 
     def __getitem__(self, dim: str) -> Interval:
         if dim not in self._dims:
@@ -184,13 +211,13 @@ class Region(Mapping[str, Interval]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Region):
-            return self._dims == other._dims and self._boxes == other._boxes
+            return self._dims == other._dims and sorted(self._boxes) == sorted(other._boxes)
         if isinstance(other, Mapping):
             return len(self._boxes) <= 1 and dict(self) == dict(other)
         return NotImplemented
 
     def __hash__(self) -> int:
-        return hash((self._dims, self._boxes))
+        return hash((self._dims, frozenset(self._boxes)))
 
     def __repr__(self) -> str:
         if not self._boxes:

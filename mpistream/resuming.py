@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mpistream.commit import recover
-from mpistream.epoch import EpochState, prove_epoch
+from mpistream.decomposition import settle
+from mpistream.epoch import EpochState
 from mpistream.errors import ResumeError, SchemaError
-from mpistream.layout import decompose
 from mpistream.manifest import (
     FOLDER,
     MANIFEST_KEY,
@@ -76,15 +76,20 @@ class ResumeRequest:
         self._given = schema
         self._at = _time("at", at)
         self._expect = _time("expect_last_t", expect_last_t)
-        self._regions: Sequence[Any] = ()
+        self._votes: Sequence[Mapping[str, Any]] = ()
         self.leftovers: list[str] = []
 
     def digest_parts(self) -> list[Any]:
         """Return what must be the same on every rank."""
         return [None if self._given is None else self._given.to_json(), self._at, self._expect]
 
-    def check(self, store: Store, regions: Sequence[Any]) -> EpochState:
+    def check(self, store: Store, votes: Sequence[Mapping[str, Any]], options: Options) -> EpochState:
         """Check the request against the store; nothing is written.
+
+        Parameters
+        ----------
+        store, votes, options
+            As in `mpistream.creating.CreateRequest.check`.
 
         Raises
         ------
@@ -93,7 +98,7 @@ class ResumeRequest:
         SchemaError, AlignmentError, TilingError
             For regions that don't fit.
         """
-        self._regions = regions
+        self._votes = votes
         manifest = self._read(store)
         if self._given is not None:
             _check_same_schema(self._given, manifest)
@@ -106,8 +111,8 @@ class ResumeRequest:
                 "start from an older checkpoint, or pass at= to drop records",
                 kind="last_t",
             )
-        given = checked_regions(regions, manifest.schema)
-        return prove_epoch(manifest.schema, given or decompose(manifest.schema, len(regions)))
+        given = checked_regions([vote["region"] for vote in votes], manifest.schema)
+        return settle(manifest.schema, given, [vote["node"] for vote in votes], options)[1]
 
     def _read(self, store: Store) -> Manifest:
         manifest = read_manifest(store)
@@ -135,7 +140,7 @@ class ResumeRequest:
         stager = Stager(store, stage_folder(claimed.epoch, 0), claimed.epoch, threads=0, max_pending_nbytes=1)
         # Once more, behind the fence: between the check and the claim a writer may have committed, or another store
         # may have come in the place of this one; from here on nobody can.
-        epoch = self.check(store, self._regions)
+        epoch = self.check(store, self._votes, options)
         old = self._read(store)
         n_keep, last_t, dropped_times = self._cut(store, old)
         manifest = recover(

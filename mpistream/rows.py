@@ -24,12 +24,22 @@ from mpistream.errors import FormatError
 from mpistream.ranges import Ranges, covers, inside, members
 from mpistream.staging import StagedObject
 from mpistream.store import Store
-from mpistream.tiling import Box, box_n_cells
+from mpistream.tiling import Box, box_contains, box_n_cells, slices_in
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import chunk_key
 from mpistream.zarr3.shard import ChunkEncoder, OpenShard
 
 __all__ = ["SeriesRows", "ShardRows", "encode_whole"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """One shard that this writer writes: where it is in the array, and in which block its cells come."""
+
+    index: tuple[int, ...]
+    box: Box
+    block: int
+    slices: tuple[slice, ...]
 
 
 @dataclass(slots=True)
@@ -56,10 +66,10 @@ class ShardRows:
         The array, resolved; one without time has a single row of one record.
     separator
         Of chunk keys.
-    block_box
-        The cells of this rank's block, over the dims without time.
+    block_boxes
+        The cells of the blocks that `put` gets, over the dims without time.
     boxes
-        The aligned boxes of it that this writer writes.
+        The aligned boxes that this writer writes; each of their shards lies in one of the blocks whole.
     store
         Where rows with committed records are read back from.
     n_total
@@ -72,7 +82,7 @@ class ShardRows:
         self,
         array: ArraySpec,
         separator: str,
-        block_box: Box,
+        block_boxes: Sequence[Box],
         boxes: Sequence[Box],
         *,
         store: Store,
@@ -87,11 +97,11 @@ class ShardRows:
         self._encoder = ChunkEncoder(array.shard_spec())
         self._row_length = array.row_length
         grid = array.grid
-        self._shards: list[tuple[tuple[int, ...], Box, tuple[slice, ...]]] = []
+        self._shards: list[_Shard] = []
         for index in (i for box in boxes for i in grid.shards_in(box)):
             box = grid.shard_box(index)
-            slices = tuple(slice(a - lo, b - lo) for (a, b), (lo, _) in zip(box, block_box, strict=True))
-            self._shards.append((index, box, slices))
+            block = next(k for k, outer in enumerate(block_boxes) if box_contains(outer, box))
+            self._shards.append(_Shard(index, box, block, slices_in(block_boxes[block], box)))
         self._committed: Ranges = ()
         # Rows in memory, the one that was written last at the end.
         self._open: dict[int, _Row] = {}
@@ -113,8 +123,8 @@ class ShardRows:
         """Rows in memory."""
         return len(self._open)
 
-    def put(self, record: int, block: NDArray[Any]) -> list[StagedObject]:
-        """Encode a record; return its row's objects when the row is full.
+    def put(self, record: int, blocks: Sequence[NDArray[Any]]) -> list[StagedObject]:
+        """Encode a record, given as the blocks of its cells; return its row's objects when the row is full.
 
         Raises
         ------
@@ -124,8 +134,8 @@ class ShardRows:
         row, in_row = divmod(record, self._row_length)
         found = self._open.pop(row, None) or self._read_row(row)
         self._open[row] = found
-        for shard, (_, _, slices) in zip(found.shards, self._shards, strict=True):
-            shard.put(in_row, block[slices])
+        for shard, at in zip(found.shards, self._shards, strict=True):
+            shard.put(in_row, blocks[at.block][at.slices])
         found.n_present += 1
         found.new.add(record)
         found.is_dirty = True
@@ -167,14 +177,14 @@ class ShardRows:
         # What was placed of the row may be committed before this is placed, without MPI.
         replaces = replaces or any(o.is_placed or o.must_sync for o in found.objects)
         found.objects = []
-        for shard, (index, box, _) in zip(found.shards, self._shards, strict=True):
+        for shard, at in zip(found.shards, self._shards, strict=True):
             pieces = shard.finish()
             found.objects.append(
                 StagedObject(
                     name=self.array.name,
-                    key=self._key(row, index),
+                    key=self._key(row, at.index),
                     records=frozenset(found.new) if self.array.has_time else None,
-                    n_cells=box_n_cells(box),
+                    n_cells=box_n_cells(at.box),
                     pieces=pieces,
                     nbytes=sum(len(p) for p in pieces),
                     must_sync=self._is_durable or replaces,
@@ -194,12 +204,12 @@ class ShardRows:
         staged = self._staged.pop(row, None)
         new = staged.new if staged is not None else set()
         opened = []
-        for i, (index, box, _) in enumerate(self._shards):
-            shape = tuple(b - a for a, b in box)
+        for i, at in enumerate(self._shards):
+            shape = tuple(b - a for a, b in at.box)
             if not kept and not new:
                 opened.append(OpenShard(self._encoder, shape))
                 continue
-            key = self._key(row, index)
+            key = self._key(row, at.index)
             data = self._store.read(key) if staged is None else staged.objects[i].read_back(self._store)
             if data is None:
                 raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")

@@ -8,7 +8,7 @@ import json
 import operator
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,15 @@ from mpistream.comm import connect
 from mpistream.creating import CreateRequest
 from mpistream.epoch import EpochState, Share
 from mpistream.errors import MPIStreamError, SchemaError, StoreError, error_from_json, error_to_json
+from mpistream.lease import node_name
 from mpistream.manifest import Manifest, nonce_key, stage_folder
+from mpistream.mover import Mover
 from mpistream.opening import Claim, claim
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner
 from mpistream.parallel import StreamWriter
 from mpistream.rank_writer import RankWriter
-from mpistream.region import Region
+from mpistream.region import Region, RegionLike
 from mpistream.resuming import Resumed, ResumeRequest
 from mpistream.schema import StreamSchema
 from mpistream.staging import fenced
@@ -37,7 +39,7 @@ def write_open(
     schema: StreamSchema,
     *,
     comm: Any = None,
-    region: Mapping[str, Any] | None = None,
+    region: RegionLike | None = None,
     overwrite: bool = False,
     takeover: bool = False,
     options: Options | None = None,
@@ -55,8 +57,9 @@ def write_open(
     comm
         An mpi4py communicator or a Fortran handle (int); without it this process is the only writer.
     region
-        What this rank owns, dim -> (start, stop); a dim left out is whole. On every rank or on none, where
-        the grid is split into balanced boxes.
+        What this rank holds, dim -> (start, stop); a dim left out is whole. A list of such mappings is a region of
+        several boxes. The ranks' regions tile the grid in any way; on every rank or on none, where the grid is split
+        into balanced boxes.
     overwrite
         Replace a store or a Zarr group that is there.
     takeover
@@ -71,7 +74,8 @@ def write_open(
     Raises
     ------
     SchemaError, AlignmentError, TilingError
-        On every rank: regions that don't lie on shard edges, overlap or leave a hole; bad options.
+        On every rank: regions that overlap, leave a hole or, with ``rearrange="never"``, don't lie on shard edges;
+        bad options.
     StoreError
         On every rank: the store exists, is in use, can't be written, or not all ranks see it.
     ProtocolError
@@ -95,7 +99,7 @@ def write_resume(
     *,
     schema: StreamSchema | None = None,
     comm: Any = None,
-    region: Mapping[str, Any] | None = None,
+    region: RegionLike | None = None,
     at: float | None = None,
     expect_last_t: float | None = None,
     takeover: bool = False,
@@ -142,16 +146,21 @@ def write_resume(
     return _open("write_resume", url, request, comm=comm, region=region, takeover=takeover, options=options)
 
 
-def _plain_region(region: Mapping[str, Any] | None) -> dict[str, list[int | None]] | None:
-    """Return a region as JSON types; whether it fits is for the owner to say, who knows the dims."""
+def _plain_region(region: RegionLike | None) -> list[dict[str, list[int | None]]] | None:
+    """Return a region as JSON types, box by box; whether it fits is for the owner to say, who knows the dims."""
     if region is None:
         return None
-    if not isinstance(region, Mapping):
-        raise SchemaError(f"region {region!r}: give a mapping dim -> (start, stop)", kind="region")
-    if isinstance(region, Region) and region.is_empty:
-        return {dim: [0, 0] for dim in region.dims}
+    if isinstance(region, Region):
+        return [{dim: list(bounds) for dim, bounds in zip(region.dims, box, strict=True)} for box in region.boxes]
+    boxes = region if isinstance(region, Sequence) and not isinstance(region, str) else [region]
+    return [_plain_box(box) for box in boxes]
+
+
+def _plain_box(box: Any) -> dict[str, list[int | None]]:
+    if not isinstance(box, Mapping):
+        raise SchemaError(f"region {box!r}: give a mapping dim -> (start, stop), or a list of them", kind="region")
     plain = {}
-    for dim, bounds in region.items():
+    for dim, bounds in box.items():
         try:
             if isinstance(bounds, slice):
                 if bounds.step not in (None, 1):
@@ -163,7 +172,7 @@ def _plain_region(region: Mapping[str, Any] | None) -> dict[str, list[int | None
                 plain[str(dim)] = [operator.index(start), operator.index(stop)]
         except (TypeError, ValueError) as error:
             raise SchemaError(
-                f"region {region!r}: bounds {bounds!r} of dim {dim!r}; give (start, stop), two integers", kind="region"
+                f"region {box!r}: bounds {bounds!r} of dim {dim!r}; give (start, stop), two integers", kind="region"
             ) from error
     return plain
 
@@ -174,7 +183,7 @@ def _open(
     make_request: Callable[[], CreateRequest | ResumeRequest],
     *,
     comm: Any,
-    region: Mapping[str, Any] | None,
+    region: RegionLike | None,
     takeover: bool,
     options: Options | None,
 ) -> StreamWriter:
@@ -215,7 +224,7 @@ class _Call:
     url: str
     store: Store
     request: CreateRequest | ResumeRequest
-    region: dict[str, list[int | None]] | None
+    region: list[dict[str, list[int | None]]] | None
     takeover: bool
     options: Options
 
@@ -232,15 +241,16 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
         claimed = channel.exchange(
             call.operation,
             digest=call.digest(),
-            payload=call.region,
+            payload={"region": call.region, "node": node_name()},
             answer=None if session is None else session.claim,
         )
         failure = _enter(channel.rank, store, claimed["epoch"], claimed["nonce"])
         entered = channel.exchange("enter", failure=failure, answer=None if session is None else session.begin)
         manifest = Manifest.from_bytes(entered["manifest"].encode())
         writer, failure = None, None
+        share = Share.from_json(entered["share"])
         try:
-            writer = RankWriter(store, manifest, Share.from_json(entered["share"]), call.options)
+            writer = RankWriter(store, manifest, share, call.options)
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
             failure = error if isinstance(error, MPIStreamError) else error_from_json(error_to_json(error))
         try:
@@ -265,6 +275,7 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
         channel,
         store,
         writer,
+        Mover(channel, share, writer),
         session.owner if session is not None else None,
         manifest,
         call.options,
@@ -303,10 +314,10 @@ class _OwnerSession:
         self._epoch: EpochState | None = None
         self.owner: Owner | None = None
 
-    def claim(self, regions: list[Any]) -> list[dict[str, Any]]:
-        self._epoch = self._request.check(self._store, regions)
+    def claim(self, votes: list[Any]) -> list[dict[str, Any]]:
+        self._epoch = self._request.check(self._store, votes, self._options)
         self._claim = claim(self._store, self._options, takeover=self._takeover)
-        return [{"epoch": self._claim.epoch, "nonce": self._claim.nonce}] * len(regions)
+        return [{"epoch": self._claim.epoch, "nonce": self._claim.nonce}] * len(votes)
 
     def begin(self, votes: list[Any]) -> list[dict[str, Any]]:
         assert self._claim is not None
@@ -331,7 +342,7 @@ class _OwnerSession:
             else {name: getattr(resumed, name) for name in Resumed.__dataclass_fields__},
         }
         assert self.owner.epoch is not None
-        return [{**common, "share": self.owner.epoch.share(rank).to_json()} for rank in range(len(votes))]
+        return [{**common, "share": share.to_json()} for share in self.owner.epoch.shares()]
 
     def close(self) -> None:
         """After a failure: give the lease back, so that the next try need not wait for it."""

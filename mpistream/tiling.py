@@ -20,6 +20,7 @@ from mpistream.errors import TilingError
 __all__ = [
     "Box",
     "Interval",
+    "box_contains",
     "box_intersection",
     "box_n_cells",
     "exact_dtype",
@@ -27,6 +28,7 @@ __all__ = [
     "find_overlap",
     "format_box",
     "prove_tiling",
+    "slices_in",
 ]
 
 Interval = tuple[int, int]  # half-open: start, stop
@@ -60,6 +62,22 @@ def box_intersection(a: Box, b: Box) -> Box | None:
     """
     both = tuple((max(p[0], q[0]), min(p[1], q[1])) for p, q in zip(a, b, strict=True))
     return both if box_n_cells(both) else None
+
+
+def box_contains(outer: Box, inner: Box) -> bool:
+    """Return whether all cells of a box lie in another one.
+
+    Not collective.
+    """
+    return all(a <= start and stop <= b for (a, b), (start, stop) in zip(outer, inner, strict=True))
+
+
+def slices_in(outer: Box, inner: Box) -> tuple[slice, ...]:
+    """Return where a box lies in an array of the cells of another one.
+
+    Not collective.
+    """
+    return tuple(slice(start - a, stop - a) for (a, _), (start, stop) in zip(outer, inner, strict=True))
 
 
 # Both searches halve space along the cut whose fuller side keeps the fewest boxes. Of n disjoint boxes in

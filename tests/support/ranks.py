@@ -13,8 +13,10 @@ import threading
 import time
 import traceback
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
+
+from numpy.typing import NDArray
 
 __all__ = ["MemoryTransport", "MemoryWorld", "run_ranks"]
 
@@ -36,8 +38,9 @@ class MemoryWorld:
         self.size = size
         self.deadline = time.monotonic() + timeout
         self.changed = threading.Condition()
-        # Invariant: these three change under `changed` only.
+        # Invariant: these change under `changed` only.
         self.mail: defaultdict[tuple[int, int], deque[tuple[int, bytes]]] = defaultdict(deque)
+        self.arrays: defaultdict[tuple[int, int], deque[NDArray[Any]]] = defaultdict(deque)
         self.gathered: list[deque[bytes]] = [deque() for _ in range(size)]
         self.has_ended = [False] * size
 
@@ -91,6 +94,27 @@ class MemoryTransport:
                     raise TimeoutError(f"rank 0 waits in gather for ranks {missing}")
                 world.changed.wait(left)
             return [queue.popleft() for queue in world.gathered]
+
+    def swap(
+        self, sends: Sequence[tuple[int, NDArray[Any]]], receives: Sequence[tuple[int, NDArray[Any]]], timeout: float
+    ) -> None:
+        """Copy arrays to the mailboxes of others, and those that come into ``receives``."""
+        self._check(b"")
+        world = self._world
+        deadline = min(world.deadline, time.monotonic() + timeout)
+        with world.changed:
+            for peer, array in sends:
+                world.arrays[self.rank, peer].append(array.copy())
+            world.changed.notify_all()
+            for peer, array in receives:
+                while not world.arrays[peer, self.rank]:
+                    left = deadline - time.monotonic()
+                    if left <= 0 or world.has_ended[peer]:
+                        raise TimeoutError(f"rank {self.rank} waits in swap for rank {peer}")
+                    world.changed.wait(left)
+                found = world.arrays[peer, self.rank].popleft()
+                assert (found.shape, found.dtype) == (array.shape, array.dtype)
+                array[...] = found
 
     def is_usable(self) -> bool:
         """Whether `free` was not called."""

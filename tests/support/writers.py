@@ -61,7 +61,7 @@ class Crew:
         found = ms.Options(**{"threads": 0, **options})
         if schema.n_total is not None and store is None:
             self._put_times()
-        self.writers = [RankWriter(self.store, self.manifest, self.epoch.share(w), found) for w in range(n)]
+        self.writers = [RankWriter(self.store, self.manifest, self.epoch.shares()[w], found) for w in range(n)]
 
     def _put_times(self) -> None:
         """Put the fixed times where the creation of a store puts them."""

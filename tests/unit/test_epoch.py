@@ -50,12 +50,12 @@ def test_cells_are_counted_per_array_and_writer() -> None:
 def test_a_share_is_one_writers_column() -> None:
     """Its boxes, its region, its cells; the same after JSON."""
     epoch = prove_epoch(SCHEMA, [LEFT, RIGHT])
-    share = epoch.share(1)
+    share = epoch.shares()[1]
     assert (share.writer, share.region) == (1, RIGHT)
     assert share.boxes["temperature"] == (((0, 8), (3, 6)),)
     assert share.boxes["rows"] == ()
     assert (share.n_cells("temperature"), share.n_cells("rows"), share.n_cells("scalar")) == (24, 0, 0)
-    assert epoch.share(0).n_cells("scalar") == 1
+    assert epoch.shares()[0].n_cells("scalar") == 1
     assert Share.from_json(json.loads(json.dumps(share.to_json()))) == share
 
 
@@ -82,7 +82,7 @@ def test_regions_that_do_not_tile_make_no_epoch(regions, error, message) -> None
 def test_every_cell_has_one_writer(n_writers) -> None:
     """I4: shares of an epoch are disjoint, and their cells add up to the array's."""
     epoch = prove_epoch(SCHEMA, decompose(SCHEMA, n_writers))
-    shares = [epoch.share(w) for w in range(n_writers)]
+    shares = [epoch.shares()[w] for w in range(n_writers)]
     for name in epoch.boxes:
         array = SCHEMA.arrays[name]
         count = painted(array.shape, [box for share in shares for box in share.boxes[name]])

@@ -1,0 +1,114 @@
+"""Who holds and who writes what: the choice between aligned regions and rearranging.
+
+Theory of operation
+-------------------
+When the regions lie on shard edges, each rank can write what it holds, and nothing moves. When they don't, or when
+that would make many small objects, a few ranks write what many hold (`mpistream.rearrange`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpistream.epoch import EpochState, prove_epoch, prove_rearranged
+from mpistream.errors import AlignmentError, TilingError
+from mpistream.grid import split_units
+from mpistream.layout import SMALL_OBJECT_NBYTES, decompose, n_writers_for, object_nbytes, resolve_layout
+from mpistream.options import Options
+from mpistream.region import Region
+from mpistream.schema import StreamSchema
+
+__all__ = ["settle"]
+
+
+def settle(
+    schema: StreamSchema, regions: Sequence[Region] | None, nodes: Sequence[str], options: Options
+) -> tuple[StreamSchema, EpochState]:
+    """Return the schema with its layout, and the proven epoch.
+
+    Not collective.
+
+    Parameters
+    ----------
+    schema
+        The schema; lengths that it gives stand.
+    regions
+        What each rank holds; None: that is chosen here.
+    nodes
+        Name of the node that each rank runs on.
+    options
+        ``writers`` and ``rearrange``.
+
+    Raises
+    ------
+    AlignmentError
+        With ``rearrange="never"``: regions that don't lie on shard edges.
+    TilingError
+        Regions that overlap, leave a hole, or end beyond the grid.
+    """
+    n_ranks = len(nodes)
+    if options.rearrange == "never":
+        return _aligned(schema, regions, n_ranks)
+    n_writers = _n_writers(schema, nodes, options.writers)
+    direct = _aligned_or_none(schema, regions, n_ranks)
+    if direct is not None and _is_better_direct(schema, direct, regions, n_writers, options):
+        return direct
+    resolved = resolve_layout(schema, n_writers)
+    held = regions if regions is not None else _balanced(resolved, n_ranks)
+    return resolved, prove_rearranged(resolved, held, n_writers)
+
+
+def _aligned(schema: StreamSchema, regions: Sequence[Region] | None, n_ranks: int) -> tuple[StreamSchema, EpochState]:
+    resolved = resolve_layout(schema, n_ranks, regions)
+    return resolved, prove_epoch(resolved, regions if regions is not None else decompose(resolved, n_ranks))
+
+
+def _aligned_or_none(
+    schema: StreamSchema, regions: Sequence[Region] | None, n_ranks: int
+) -> tuple[StreamSchema, EpochState] | None:
+    try:
+        return _aligned(schema, regions, n_ranks)
+    except AlignmentError:
+        return None
+    except TilingError as error:
+        # Anything but a shard that no rank holds whole is wrong with rearranging, too.
+        if error.kind != "projection":
+            raise
+        return None
+
+
+def _is_better_direct(
+    schema: StreamSchema,
+    direct: tuple[StreamSchema, EpochState],
+    regions: Sequence[Region] | None,
+    n_writers: int,
+    options: Options,
+) -> bool:
+    resolved, epoch = direct
+    n_ranks = len(epoch.regions)
+    n_active = sum(not r.is_empty for r in epoch.regions)
+    if options.writers == "all":
+        return True
+    if options.writers != "auto":
+        return n_active <= n_writers
+    if schema.is_resolved:
+        # The objects are what they are. A grid of few shards is no decomposition for a model of many ranks, though.
+        return regions is not None or n_active == n_ranks
+    return n_active <= n_writers or object_nbytes(resolved) >= SMALL_OBJECT_NBYTES
+
+
+def _n_writers(schema: StreamSchema, nodes: Sequence[str], writers: str | int) -> int:
+    n_nodes = len(set(nodes))
+    if isinstance(writers, int):
+        return min(writers, len(nodes))
+    if writers == "node":
+        return n_nodes
+    if writers == "all" or schema.is_resolved:
+        return len(nodes)
+    return min(max(n_writers_for(schema), n_nodes), len(nodes))
+
+
+def _balanced(schema: StreamSchema, n_ranks: int) -> list[Region]:
+    """Split the cells, not the shards, as evenly as a grid of boxes can."""
+    sizes = schema.partitioned_sizes
+    return [Region.of_box(tuple(sizes), box) for box in split_units(list(sizes.values()), n_ranks)]

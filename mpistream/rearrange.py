@@ -1,0 +1,319 @@
+"""Which pieces of a record move from the ranks that hold them to the ranks that write them.
+
+Theory of operation
+-------------------
+A model's regions need not lie on shard edges, and small regions on many ranks would make many small objects. So
+what a rank *holds* and what it *writes* are two things. For each array
+
+* the *sources* are the boxes that the ranks hold, each cell once: a cell that several ranks hold, of an array
+  that lacks some of the partitioned dims, comes from the lowest of them;
+* the *targets* are boxes of whole shards, as balanced as a grid of boxes can be;
+* each target goes to the rank that holds most of it, such that as few cells as possible move;
+* a *piece* is what a source and a target share. Both ranks know it by its global cells, and the pieces between
+  two ranks have one order, so the data travel without a word about where they belong.
+
+The plan is made once, where the regions are known, and each rank gets its own part of it, whose size is that of
+its neighbourhood.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpistream.grid import ShardGrid, held_boxes, split_units
+from mpistream.region import Region
+from mpistream.tiling import Box, Interval, box_intersection, box_n_cells, find_overlap, prove_tiling
+
+__all__ = ["Exchange", "Piece", "plan_exchange", "split_piece"]
+
+# One message. MPI counts are 32-bit in most libraries, and so are some of their inner offsets.
+_MAX_MESSAGE_NBYTES = 1 << 30
+# Up to this many pairs of rank and target the assignment is exact; its cost grows with the square of the targets.
+_MAX_EXACT_PAIRS = 250_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What one rank sends to another."""
+
+    source: int
+    """The rank that holds it."""
+    patch: int
+    """Which of that rank's boxes it lies in."""
+    target: int
+    """The rank that writes it."""
+    part: int
+    """Which of the boxes that this rank writes it lies in."""
+    box: Box
+    """Its cells, in the array's own dims without time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """The pieces of one array, and who writes what."""
+
+    boxes: tuple[tuple[Box, ...], ...]
+    """Per rank the boxes that it writes."""
+    pieces: tuple[Piece, ...]
+
+    @property
+    def n_moved_cells(self) -> int:
+        """Cells that go to another rank."""
+        return sum(box_n_cells(p.box) for p in self.pieces if p.source != p.target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sources:
+    """Disjoint boxes that together are the array: shape (n, n_dims, 2), with rank and patch of each."""
+
+    boxes: NDArray[np.int64]
+    ranks: NDArray[np.int64]
+    patches: NDArray[np.int64]
+
+
+def plan_exchange(
+    grid: ShardGrid, partitioned_dims: Collection[str], regions: Sequence[Region], n_targets: int
+) -> Exchange:
+    """Return who writes what of an array, and what moves for it.
+
+    Not collective.
+
+    Parameters
+    ----------
+    grid
+        The array's shards.
+    partitioned_dims
+        The dims of the regions.
+    regions
+        What each rank holds; together every cell of the partitioned dims exactly once.
+    n_targets
+        Ranks that shall write it; fewer if it has fewer shards.
+
+    Raises
+    ------
+    TilingError
+        When the regions overlap, leave a hole, or end beyond the array.
+    """
+    if 0 in grid.shape:
+        return Exchange(boxes=((),) * len(regions), pieces=())
+    if any(d in partitioned_dims for d in grid.dims):
+        held = [held_boxes(grid, partitioned_dims, region) for region in regions]
+        n_targets = max(min(n_targets, len(regions), grid.n_shards), 1)
+    else:
+        # Every rank has all of it, and rank 0 writes it.
+        held = [held_boxes(grid, partitioned_dims, regions[0]), *[[]] * (len(regions) - 1)]
+        n_targets = 1
+    is_shadow = not set(partitioned_dims) <= set(grid.dims)
+    sources = _sources(grid, held, is_shadow=is_shadow)
+    targets = _targets(grid, n_targets)
+    which, where, shared = _crossings(sources.boxes, targets)
+    n_cells = (shared[:, :, 1] - shared[:, :, 0]).prod(axis=1)
+    owners = _owners(len(regions), len(targets), sources.ranks[which], where, n_cells)
+    boxes: list[list[Box]] = [[] for _ in regions]
+    part = []
+    for target, owner in zip(targets, owners, strict=True):
+        part.append(len(boxes[owner]))
+        boxes[owner].append(target)
+    pieces = tuple(
+        Piece(
+            source=int(sources.ranks[s]),
+            patch=int(sources.patches[s]),
+            target=owners[t],
+            part=part[t],
+            box=tuple((a, b) for a, b in box),
+        )
+        for s, t, box in zip(which.tolist(), where.tolist(), shared.tolist(), strict=True)
+    )
+    return Exchange(boxes=tuple(map(tuple, boxes)), pieces=pieces)
+
+
+def _sources(grid: ShardGrid, held: Sequence[Sequence[Box]], *, is_shadow: bool) -> _Sources:
+    entries = [(r, patch, box) for r, boxes in enumerate(held) for patch, box in enumerate(boxes) if box_n_cells(box)]
+    if not is_shadow:
+        prove_tiling(grid.name, grid.dims, grid.shape, held)
+    else:
+        # Many ranks share few shadows; the lowest rank of each holds it.
+        first: dict[Box, tuple[int, int]] = {}
+        for rank, patch, box in entries:
+            first.setdefault(box, (rank, patch))
+        entries = [(rank, patch, box) for box, (rank, patch) in first.items()]
+        if find_overlap([box for _, _, box in entries]) is not None:
+            entries = _without_overlaps(entries)
+    return _Sources(
+        boxes=np.array([e[2] for e in entries], dtype=np.int64).reshape(len(entries), len(grid.shape), 2),
+        ranks=np.array([e[0] for e in entries], dtype=np.int64),
+        patches=np.array([e[1] for e in entries], dtype=np.int64),
+    )
+
+
+def _without_overlaps(entries: Sequence[tuple[int, int, Box]]) -> list[tuple[int, int, Box]]:
+    """Cut from each box what boxes before it, those of lower ranks, hold already."""
+    kept: list[tuple[int, int, Box]] = []
+    for rank, patch, box in entries:
+        rest = [box]
+        for _, _, other in tuple(kept):
+            rest = [part for box in rest for part in _minus(box, other)]
+        kept += [(rank, patch, part) for part in rest]
+    return kept
+
+
+def _minus(box: Box, other: Box) -> list[Box]:
+    """Return the part of a box that is outside of another one, as disjoint boxes."""
+    both = box_intersection(box, other)
+    if both is None:
+        return [box]
+    parts: list[Box] = []
+    left = list(box)
+    for dim, ((start, stop), (a, b)) in enumerate(zip(box, both, strict=True)):
+        sides = [(lo, hi) for lo, hi in ((start, a), (b, stop)) if lo < hi]
+        parts += [(*left[:dim], side, *left[dim + 1 :]) for side in sides]
+        left[dim] = (a, b)
+    return parts
+
+
+def _targets(grid: ShardGrid, n_targets: int) -> list[Box]:
+    units = split_units(grid.grid_shape, n_targets, grid.shard_shape)
+    axes = zip(grid.shard_shape, grid.shape, strict=True)
+    lengths = list(axes)
+    cells = [tuple((a * s, min(b * s, n)) for (a, b), (s, n) in zip(u, lengths, strict=True)) for u in units]
+    if not grid.shape:
+        return [()]
+    return [box for box in cells if box_n_cells(box)]
+
+
+def _crossings(
+    sources: NDArray[np.int64], targets: Sequence[Box]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return all pairs of a source and a target that share cells: their numbers, and what they share.
+
+    The targets are a product of intervals, one list a dim, in C order: so the targets of a source are found by
+    bisection in each dim.
+    """
+    n_dims = sources.shape[1]
+    starts = [sorted({box[d][0] for box in targets}) for d in range(n_dims)]
+    shape = [len(s) for s in starts]
+    if not targets or not len(sources):
+        none = np.empty(0, dtype=np.int64)
+        return none, none, np.empty((0, n_dims, 2), dtype=np.int64)
+    low = np.empty((len(sources), n_dims), dtype=np.int64)
+    n = np.empty((len(sources), n_dims), dtype=np.int64)
+    for d, edges in enumerate(starts):
+        low[:, d] = np.searchsorted(edges, sources[:, d, 0], side="right") - 1
+        n[:, d] = np.searchsorted(edges, sources[:, d, 1], side="left") - low[:, d]
+    per_source = n.prod(axis=1)
+    which = np.repeat(np.arange(len(sources)), per_source)
+    rest = np.arange(len(which)) - np.repeat(np.cumsum(per_source) - per_source, per_source)
+    where = np.zeros(len(which), dtype=np.int64)
+    for d in range(n_dims - 1, -1, -1):
+        rest, k = np.divmod(rest, n[which, d])
+        where += (low[which, d] + k) * math.prod(shape[d + 1 :])
+    every = np.array(targets, dtype=np.int64).reshape(len(targets), n_dims, 2)
+    shared = np.stack(
+        (
+            np.maximum(sources[which, :, 0], every[where, :, 0]),
+            np.minimum(sources[which, :, 1], every[where, :, 1]),
+        ),
+        axis=2,
+    )
+    return which, where, shared
+
+
+def _owners(
+    n_ranks: int, n_targets: int, ranks: NDArray[np.int64], targets: NDArray[np.int64], n_cells: NDArray[np.int64]
+) -> list[int]:
+    """Return the rank that writes each target, each rank at most one, so that the most cells stay where they are."""
+    pairs, at = np.unique(ranks * n_targets + targets, return_inverse=True)
+    stays = np.zeros(len(pairs), dtype=np.int64)
+    np.add.at(stays, at, n_cells)
+    # Only ranks that hold something can be of use, and as many others as there are targets.
+    useful = np.unique(pairs // n_targets)
+    others = np.setdiff1d(np.arange(min(n_ranks, len(useful) + n_targets)), useful)
+    candidates = np.concatenate((useful, others[: max(n_targets - len(useful), 0)]))
+    if len(candidates) * n_targets > _MAX_EXACT_PAIRS:
+        return _greedy(n_ranks, n_targets, pairs, stays)
+    gain = np.zeros((n_targets, len(candidates)), dtype=np.int64)
+    gain[pairs % n_targets, np.searchsorted(useful, pairs // n_targets)] = stays
+    return [int(candidates[k]) for k in _best_assignment(gain)]
+
+
+def _greedy(n_ranks: int, n_targets: int, pairs: NDArray[np.int64], stays: NDArray[np.int64]) -> list[int]:
+    """Give the pairs with most cells first."""
+    owners = [-1] * n_targets
+    is_taken = np.zeros(n_ranks, dtype=bool)
+    for k in np.argsort(-stays, kind="stable"):
+        rank, target = divmod(int(pairs[k]), n_targets)
+        if owners[target] < 0 and not is_taken[rank]:
+            owners[target], is_taken[rank] = rank, True
+    free = iter(np.flatnonzero(~is_taken).tolist())
+    return [owner if owner >= 0 else next(free) for owner in owners]
+
+
+def _best_assignment(gain: NDArray[np.int64]) -> list[int]:
+    """Return for each row its column, such that the sum of the gains is largest.
+
+    The Hungarian method with potentials, row by row along shortest augmenting paths (R. Jonker and A. Volgenant,
+    Computing 38, 1987), exact in integers.
+    """
+    n_rows, n_columns = gain.shape
+    cost = -gain
+    unseen = np.iinfo(np.int64).max
+    row_potential = np.zeros(n_rows, dtype=np.int64)
+    column_potential = np.zeros(n_columns, dtype=np.int64)
+    row_of = np.full(n_columns, -1, dtype=np.int64)
+    for row in range(n_rows):
+        shortest = np.full(n_columns, unseen, dtype=np.int64)
+        before = np.full(n_columns, -1, dtype=np.int64)
+        is_done = np.zeros(n_columns, dtype=bool)
+        at, column, reached = row, -1, 0
+        while True:
+            length = reached + cost[at] - row_potential[at] - column_potential
+            better = ~is_done & (length < shortest)
+            shortest[better], before[better] = length[better], column
+            column = int(np.where(is_done, unseen, shortest).argmin())
+            reached = int(shortest[column])
+            if row_of[column] < 0:
+                break
+            is_done[column] = True
+            at = int(row_of[column])
+        done = np.flatnonzero(is_done)
+        row_potential[row] += reached
+        row_potential[row_of[done]] += reached - shortest[done]
+        column_potential[done] += shortest[done] - reached
+        while column >= 0:
+            previous = int(before[column])
+            row_of[column] = row if previous < 0 else row_of[previous]
+            column = previous
+    column_of = np.empty(n_rows, dtype=np.int64)
+    taken = np.flatnonzero(row_of >= 0)
+    column_of[row_of[taken]] = taken
+    return [int(c) for c in column_of]
+
+
+def split_piece(box: Box, itemsize: int, limit: int | None = None) -> list[Box]:
+    """Return a piece as boxes that fit into a message each, in C order.
+
+    Not collective.
+
+    Parameters
+    ----------
+    box
+        The piece.
+    itemsize
+        Bytes a cell.
+    limit
+        Bytes of a message.
+    """
+    limit = _MAX_MESSAGE_NBYTES if limit is None else limit
+    if box_n_cells(box) * itemsize <= limit:
+        return [box]
+    dim = next(d for d, (a, b) in enumerate(box) if b - a > 1)
+    (start, stop) = box[dim]
+    rest = itemsize * math.prod(b - a for a, b in box[dim + 1 :])
+    step = max(limit // rest, 1)
+    parts: list[Interval] = [(a, min(a + step, stop)) for a in range(start, stop, step)]
+    return [p for part in parts for p in split_piece((*box[:dim], part, *box[dim + 1 :]), itemsize, limit)]
