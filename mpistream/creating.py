@@ -73,7 +73,9 @@ class CreateRequest:
             For a store that exists.
         """
         given = checked_regions([vote["region"] for vote in votes], self._given)
-        self.schema, epoch = settle(self._given, given, [vote["node"] for vote in votes], options)
+        self.schema, epoch = settle(
+            self._given, given, [vote["node"] for vote in votes], writers=options.writers, rearrange=options.rearrange
+        )
         self.check_target(store)
         return epoch
 

@@ -14,7 +14,6 @@ from mpistream.epoch import EpochState, prove_epoch, prove_rearranged
 from mpistream.errors import AlignmentError, TilingError
 from mpistream.grid import split_units
 from mpistream.layout import SMALL_OBJECT_NBYTES, decompose, n_writers_for, object_nbytes, resolve_layout
-from mpistream.options import Options
 from mpistream.region import Region
 from mpistream.schema import StreamSchema
 
@@ -22,7 +21,12 @@ __all__ = ["settle"]
 
 
 def settle(
-    schema: StreamSchema, regions: Sequence[Region] | None, nodes: Sequence[str], options: Options
+    schema: StreamSchema,
+    regions: Sequence[Region] | None,
+    nodes: Sequence[str],
+    *,
+    writers: str | int,
+    rearrange: str,
 ) -> tuple[StreamSchema, EpochState]:
     """Return the schema with its layout, and the proven epoch.
 
@@ -36,8 +40,8 @@ def settle(
         What each rank holds; None: that is chosen here.
     nodes
         Name of the node that each rank runs on.
-    options
-        ``writers`` and ``rearrange``.
+    writers, rearrange
+        As in `Options`.
 
     Raises
     ------
@@ -47,11 +51,11 @@ def settle(
         Regions that overlap, leave a hole, or end beyond the grid.
     """
     n_ranks = len(nodes)
-    if options.rearrange == "never":
+    if rearrange == "never":
         return _aligned(schema, regions, n_ranks)
-    n_writers = _n_writers(schema, nodes, options.writers)
+    n_writers = _n_writers(schema, nodes, writers)
     direct = _aligned_or_none(schema, regions, n_ranks)
-    if direct is not None and _is_better_direct(schema, direct, regions, n_writers, options):
+    if direct is not None and _is_better_direct(schema, direct, regions, n_writers, writers):
         return direct
     resolved = resolve_layout(schema, n_writers)
     held = regions if regions is not None else _balanced(resolved, n_ranks)
@@ -82,14 +86,14 @@ def _is_better_direct(
     direct: tuple[StreamSchema, EpochState],
     regions: Sequence[Region] | None,
     n_writers: int,
-    options: Options,
+    writers: str | int,
 ) -> bool:
     resolved, epoch = direct
     n_ranks = len(epoch.regions)
     n_active = sum(not r.is_empty for r in epoch.regions)
-    if options.writers == "all":
+    if writers == "all":
         return True
-    if options.writers != "auto":
+    if writers != "auto":
         return n_active <= n_writers
     if schema.is_resolved:
         # The objects are what they are. A grid of few shards is no decomposition for a model of many ranks, though.

@@ -10,7 +10,6 @@ from mpistream.arrays import Role
 from mpistream.decomposition import settle
 from mpistream.epoch import EpochState
 from mpistream.layout import SMALL_OBJECT_NBYTES
-from mpistream.options import Options
 from mpistream.region import Region
 from mpistream.schema import StreamSchema
 from mpistream.tiling import box_n_cells
@@ -64,7 +63,8 @@ def plan(
     regions: Iterable[Region],
     *,
     nodes: Sequence[str] | None = None,
-    options: Options | None = None,
+    writers: str | int = "auto",
+    rearrange: str = "auto",
 ) -> Plan:
     """Return what a run on these regions writes and moves: objects, folders, bytes and memory, with warnings.
 
@@ -78,8 +78,8 @@ def plan(
         What each rank holds, one region per rank, for example from `decompose`.
     nodes
         Name of the node of each rank; by default all run on one.
-    options
-        ``writers`` and ``rearrange`` say who writes what others hold.
+    writers, rearrange
+        Who writes what others hold, as in `Options`.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def plan(
         As in `write_open`.
     """
     regions = list(regions)
-    return plan_of(*settle(schema, regions, nodes or [""] * len(regions), options or Options()))
+    return plan_of(*settle(schema, regions, nodes or [""] * len(regions), writers=writers, rearrange=rearrange))
 
 
 def plan_of(schema: StreamSchema, epoch: EpochState) -> Plan:

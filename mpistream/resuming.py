@@ -112,7 +112,13 @@ class ResumeRequest:
                 kind="last_t",
             )
         given = checked_regions([vote["region"] for vote in votes], manifest.schema)
-        return settle(manifest.schema, given, [vote["node"] for vote in votes], options)[1]
+        return settle(
+            manifest.schema,
+            given,
+            [vote["node"] for vote in votes],
+            writers=options.writers,
+            rearrange=options.rearrange,
+        )[1]
 
     def _read(self, store: Store) -> Manifest:
         manifest = read_manifest(store)

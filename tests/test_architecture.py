@@ -18,13 +18,13 @@ LAYERS = """
     _version  errors  zarr3
     names  block  tiling  ranges  options  local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard
-    description  region  grid  arrays  schema
-    layout  plan  manifest  blobs
+    description  region  grid  rearrange  arrays  schema
+    layout  manifest  blobs
     zarr3.metadata  zarr3.snapshot
     array_reader
-    token  epoch  commit
+    token  epoch  decomposition  plan  commit
     lease  staging  rows  recovery
-    rank_writer  record
+    rank_writer  record  mover
     owner
     reader
     opening  creating  resuming
@@ -42,6 +42,7 @@ PURE = {
     "blobs",
     "block",
     "commit",
+    "decomposition",
     "description",
     "epoch",
     "errors",
@@ -51,6 +52,7 @@ PURE = {
     "names",
     "plan",
     "ranges",
+    "rearrange",
     "region",
     "schema",
     "tiling",

@@ -25,7 +25,9 @@ _TAG = 7071
 
 def options(**changes: Any) -> ms.Options:
     """Return the options of most tests: quick to give up, and a lease that is not refreshed meanwhile."""
-    return ms.Options(**{"durability": "none", "timeout": 20, "exit_timeout": 10, "lease_ttl": 100_000, **changes})
+    return ms.Options(
+        **{"writers": "all", "durability": "none", "timeout": 20, "exit_timeout": 10, "lease_ttl": 100_000, **changes}
+    )
 
 
 OPTIONS = options()

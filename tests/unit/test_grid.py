@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpistream.errors import AlignmentError, SchemaError, TilingError
-from mpistream.grid import ShardGrid, assign_shards, block_box, split_units
+from mpistream.grid import ShardGrid, assign_shards, split_units
 from mpistream.region import Region
 from mpistream.tiling import box_n_cells
 from tests.support.boxes import boxes_in, is_plain, painted, slices
