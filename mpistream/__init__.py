@@ -5,7 +5,7 @@ rank 0, which verifies that they tile the store and only then commits.
 """
 
 from mpistream._version import __version__
-from mpistream.description import AppendTime, Coordinate, IndexedTime, Variable
+from mpistream.description import AppendTime, Coordinate, IndexedTime, Staggered, Variable
 from mpistream.errors import (
     AlignmentError,
     CommitError,
@@ -18,6 +18,7 @@ from mpistream.errors import (
     StoreError,
     TilingError,
 )
+from mpistream.indices import Indices
 from mpistream.layout import decompose
 from mpistream.options import Options
 from mpistream.parallel import StreamWriter
@@ -39,6 +40,7 @@ __all__ = [
     "FencedError",
     "FormatError",
     "IndexedTime",
+    "Indices",
     "MPIStreamError",
     "Options",
     "PartWriter",
@@ -47,6 +49,7 @@ __all__ = [
     "Region",
     "ResumeError",
     "SchemaError",
+    "Staggered",
     "StoreError",
     "StoreReader",
     "StreamSchema",

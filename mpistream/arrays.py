@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.block import as_array, keeps_values
-from mpistream.description import Coordinate, Shape
+from mpistream.description import Coordinate, Shape, Staggered
 from mpistream.errors import FormatError, SchemaError
 from mpistream.grid import ShardGrid
 from mpistream.names import check_name, fill_to_json, json_value, stored_dtype
@@ -74,6 +74,8 @@ class ArraySpec:
     chunk_shape: tuple[int | None, ...]
     values: NDArray[Any] | None = None
     digest: str | None = None
+    staggered: Mapping[str, Staggered] = field(default_factory=dict)
+    """Dims that are split as another dim is."""
 
     @property
     def has_time(self) -> bool:
@@ -84,6 +86,16 @@ class ArraySpec:
     def space_dims(self) -> tuple[str, ...]:
         """The dims without time."""
         return self.dims[1:] if self.has_time else self.dims
+
+    @property
+    def base_dims(self) -> tuple[str, ...]:
+        """The dims without time, each as the dim as which it is split."""
+        return tuple(self.staggered[d].dim if d in self.staggered else d for d in self.space_dims)
+
+    @property
+    def n_extra(self) -> tuple[int, ...]:
+        """For each dim without time, the points that it has more than the dim as which it is split."""
+        return tuple(self.staggered[d].n_extra if d in self.staggered else 0 for d in self.space_dims)
 
     @property
     def is_sharded(self) -> bool:
@@ -121,6 +133,8 @@ class ArraySpec:
             dims=self.space_dims,
             shape=self.shape,
             shard_shape=shard[1:] if self.has_time else shard,
+            bases=self.base_dims,
+            n_extra=self.n_extra,
         )
 
     def shard_spec(self) -> ShardSpec:
@@ -210,7 +224,8 @@ def coordinate_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(chunk)
 
 
-def checked_dims(dims: Mapping[str, int | None]) -> tuple[str, dict[str, int]]:
+def checked_dims(dims: Mapping[str, int | Staggered | None]) -> tuple[str, dict[str, int], dict[str, Staggered]]:
+    """Return the time dim, the length of every other dim, and the staggered dims."""
     if not isinstance(dims, Mapping) or not dims:
         raise SchemaError(f"dims {dims!r}: give a mapping dim -> length, the time dim first", kind="dims")
     time_dim, *others = dims
@@ -222,15 +237,33 @@ def checked_dims(dims: Mapping[str, int | None]) -> tuple[str, dict[str, int]]:
     for dim in dims:
         check_name("dim", dim)
     sizes: dict[str, int] = {}
+    staggered: dict[str, Staggered] = {}
     for dim in others:
         n = dims[dim]
+        if isinstance(n, Staggered):
+            staggered[dim] = n
+            n = _staggered_length(dim, n, dims)
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
             raise SchemaError(
                 f"dim {dim!r} has length {n!r}; only the first dim grows, give an integer above 0",
                 kind="dims",
             )
         sizes[dim] = int(n)
-    return time_dim, sizes
+    return time_dim, sizes, staggered
+
+
+def _staggered_length(dim: str, staggered: Staggered, dims: Mapping[str, int | Staggered | None]) -> int:
+    base = dims.get(staggered.dim)
+    extra = staggered.n_extra
+    if isinstance(base, bool) or not isinstance(base, int | np.integer):
+        raise SchemaError(
+            f"dim {dim!r} is staggered over {staggered.dim!r}, which is no dim with a length; name one of "
+            f"{tuple(dims)}",
+            kind="dims",
+        )
+    if isinstance(extra, bool) or not isinstance(extra, int | np.integer) or extra < 0:
+        raise SchemaError(f"dim {dim!r} has {extra!r} extra points; give an integer from 0 on", kind="dims")
+    return int(base + extra)
 
 
 def checked_array_dims(

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpistream.decomposition import settle
 from mpistream.epoch import EpochState
 from mpistream.errors import FormatError, StoreError
 from mpistream.manifest import (
@@ -20,7 +19,7 @@ from mpistream.manifest import (
     parse_json,
     stage_folder,
 )
-from mpistream.opening import Claim, checked_regions, log_plan, put_layout, put_manifest
+from mpistream.opening import Claim, log_plan, put_layout, put_manifest, settled
 from mpistream.options import Options
 from mpistream.owner import Owner, put_documents
 from mpistream.rows import encode_whole
@@ -72,10 +71,7 @@ class CreateRequest:
         StoreError
             For a store that exists.
         """
-        given = checked_regions([vote["region"] for vote in votes], self._given)
-        self.schema, epoch = settle(
-            self._given, given, [vote["node"] for vote in votes], writers=options.writers, rearrange=options.rearrange
-        )
+        self.schema, epoch = settled(self._given, votes, options)
         self.check_target(store)
         return epoch
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpistream.epoch import EpochState, prove_epoch, prove_rearranged
+from mpistream.epoch import EpochState, indexed_epoch, prove_epoch, prove_rearranged
 from mpistream.errors import AlignmentError, TilingError
 from mpistream.grid import split_units
 from mpistream.layout import SMALL_OBJECT_NBYTES, decompose, n_writers_for, object_nbytes, resolve_layout
 from mpistream.region import Region
 from mpistream.schema import StreamSchema
 
-__all__ = ["settle"]
+__all__ = ["settle", "settle_indexed"]
 
 
 def settle(
@@ -60,6 +60,25 @@ def settle(
     resolved = resolve_layout(schema, n_writers)
     held = regions if regions is not None else _balanced(resolved, n_ranks)
     return resolved, prove_rearranged(resolved, held, n_writers)
+
+
+def settle_indexed(
+    schema: StreamSchema, dims: Sequence[str], nodes: Sequence[str], *, writers: str | int
+) -> tuple[StreamSchema, EpochState]:
+    """Return the schema with its layout, and the epoch of ranks that hold `Indices`, to be proven.
+
+    Not collective.
+
+    Parameters
+    ----------
+    schema, nodes, writers
+        As in `settle`.
+    dims
+        The dims that the indices name.
+    """
+    n_writers = _n_writers(schema, nodes, writers)
+    resolved = resolve_layout(schema, n_writers)
+    return resolved, indexed_epoch(resolved, len(nodes), dims, n_writers)
 
 
 def _aligned(schema: StreamSchema, regions: Sequence[Region] | None, n_ranks: int) -> tuple[StreamSchema, EpochState]:

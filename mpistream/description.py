@@ -14,7 +14,7 @@ from mpistream.block import as_array
 from mpistream.errors import SchemaError
 from mpistream.names import json_object
 
-__all__ = ["AppendTime", "Coordinate", "IndexedTime", "Shape", "Variable"]
+__all__ = ["AppendTime", "Coordinate", "IndexedTime", "Shape", "Staggered", "Variable"]
 
 Shape = Mapping[str, int] | Sequence[int]
 
@@ -101,6 +101,25 @@ def _checked_times(times: ArrayLike) -> NDArray[np.float64]:
         raise SchemaError("times must be finite and increasing", kind="time")
     checked.flags.writeable = False
     return checked
+
+
+@dataclass(frozen=True, slots=True)
+class Staggered:
+    """Describe a dim whose points lie between, or around, those of another one: on a C-grid, the faces of cells.
+
+    It is split over ranks as the other dim is: a region over that dim implies the same start and stop here, and the
+    rank that holds the last cell holds the extra points, too.
+
+    Parameters
+    ----------
+    dim
+        The other dim.
+    n_extra
+        How many points more than that it has.
+    """
+
+    dim: str
+    n_extra: int = 1
 
 
 @dataclass(frozen=True, slots=True)

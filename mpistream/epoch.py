@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpistream.arrays import Role
+from mpistream.grid import ShardGrid, held_boxes
+from mpistream.indices import Indices, Selection, axes_of, axis_lengths
 from mpistream.layout import assign_writers
-from mpistream.rearrange import Exchange, Piece, plan_exchange
+from mpistream.rearrange import Exchange, Piece, plan_exchange, target_boxes
 from mpistream.region import Region
 from mpistream.schema import StreamSchema
 from mpistream.tiling import Box, box_n_cells
 
-__all__ = ["EpochState", "Share", "prove_epoch", "prove_rearranged"]
+__all__ = ["EpochState", "Route", "Share", "indexed_epoch", "prove_epoch", "prove_rearranged"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,22 @@ class EpochState:
     """Array name -> per rank the cells it writes of one record."""
     exchanges: Mapping[str, Exchange] = field(default_factory=dict)
     """Array name -> how its cells get to those who write them; without, each rank holds what it writes."""
+    indexed: Mapping[str, tuple[Box, ...]] = field(default_factory=dict)
+    """Array name -> the boxes that are written of it, where the ranks hold `Indices`: who writes them is agreed on
+    once it is known who holds how much of them."""
+
+    def with_owners(self, schema: StreamSchema, owners: Mapping[str, Sequence[int]]) -> EpochState:
+        """Return the epoch in which it is known who writes the boxes of `indexed`.
+
+        Not collective.
+        """
+        boxes: dict[str, list[tuple[Box, ...]]] = {}
+        for name, targets in self.indexed.items():
+            by_rank: list[list[Box]] = [[] for _ in self.regions]
+            for box, owner in zip(targets, owners[name], strict=True):
+                by_rank[owner].append(box)
+            boxes[name] = [tuple(b) for b in by_rank]
+        return replace(self, boxes=boxes, n_cells=_n_cells(schema, boxes, len(self.regions)))
 
     def shares(self) -> list[Share]:
         """Return what each rank holds and writes."""
@@ -47,10 +65,28 @@ class EpochState:
                 region=region,
                 boxes={name: by_rank[rank] for name, by_rank in self.boxes.items()},
                 pieces={name: tuple(apart[id(e)][rank]) for name, e in self.exchanges.items()},
-                moving=moving,
+                moving=moving or tuple(sorted(self.indexed)),
             )
             for rank, region in enumerate(self.regions)
         ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Route:
+    """Cells that go from a block to a box that is written, as one end or both see them."""
+
+    source: int
+    """The rank that holds them."""
+    patch: int
+    """Which of its blocks they lie in."""
+    target: int
+    """The rank that writes them."""
+    part: int
+    """Which of the boxes that it writes they belong to."""
+    source_at: tuple[Selection, ...]
+    """Where in the block; on the target, if that is another rank, nothing is known."""
+    target_at: tuple[Selection, ...]
+    """Where in the box; on the source, if that is another rank, nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,16 +101,31 @@ class Share:
     """Rearranged array -> the pieces that this rank sends, gets, or has itself, in an order that all ranks share."""
     moving: tuple[str, ...] = ()
     """Arrays of which some rank sends a piece to another one."""
+    indices: Indices | None = None
+    """What it holds instead of a region; only this rank knows it."""
+    routes: Mapping[str, tuple[Route, ...]] = field(default_factory=dict)
+    """Array -> where the cells of its indices go, and those of others come; only this rank knows it."""
 
     def n_cells(self, name: str) -> int:
         """Return the cells of one record of an array that it writes."""
         return sum(map(box_n_cells, self.boxes[name]))
 
+    def is_rearranged(self, name: str) -> bool:
+        """Return whether what is written of an array comes from elsewhere than this rank's own blocks."""
+        return name in self.pieces or name in self.routes
+
     def holds(self, name: str) -> bool:
         """Return whether this rank holds cells of an array that anybody writes from here."""
-        if name in self.pieces:
-            return any(p.source == self.writer for p in self.pieces[name])
-        return bool(self.boxes[name])
+        if not self.is_rearranged(name):
+            return bool(self.boxes[name])
+        sources = [p.source for p in self.pieces.get(name, ())] + [r.source for r in self.routes.get(name, ())]
+        return self.writer in sources
+
+    def held_boxes(self, grid: ShardGrid, partitioned_dims: Collection[str]) -> list[Box]:
+        """Return the boxes of this rank's blocks of an array; with indices they count its own cells."""
+        if self.indices is None:
+            return held_boxes(grid, partitioned_dims, self.region)
+        return [tuple((0, n) for n in axis_lengths(axes_of(grid, self.indices)))]
 
     def to_json(self) -> dict[str, Any]:
         """Return the share as JSON types.
@@ -161,7 +212,7 @@ def prove_rearranged(schema: StreamSchema, regions: Sequence[Region], n_writers:
     for array in schema.arrays.values():
         if not array.is_sharded:
             continue
-        key = (array.space_dims, array.grid.shape, array.grid.shard_shape)
+        key = (array.base_dims, array.shape, array.grid.shard_shape)
         if key not in known:
             known[key] = plan_exchange(array.grid, schema.partitioned_dims, regions, n_writers)
         exchanges[array.name] = known[key]
@@ -169,6 +220,31 @@ def prove_rearranged(schema: StreamSchema, regions: Sequence[Region], n_writers:
     return EpochState(
         regions=tuple(regions), boxes=boxes, n_cells=_n_cells(schema, boxes, len(regions)), exchanges=exchanges
     )
+
+
+def indexed_epoch(schema: StreamSchema, n_ranks: int, indexed_dims: Collection[str], n_writers: int) -> EpochState:
+    """Return the epoch of ranks that hold `Indices`; nothing is proven yet, and nobody writes.
+
+    Not collective.
+
+    Parameters
+    ----------
+    schema
+        A resolved schema.
+    n_ranks
+        Number of ranks.
+    indexed_dims
+        The dims that the indices name.
+    n_writers
+        Ranks that write, for each array.
+    """
+    indexed = {}
+    for array in schema.arrays.values():
+        if array.is_sharded:
+            n = min(n_writers, n_ranks) if set(array.space_dims) & set(indexed_dims) else 1
+            indexed[array.name] = tuple(target_boxes(array.grid, n))
+    none = Region.empty(schema.partitioned_dims)
+    return EpochState(regions=(none,) * n_ranks, boxes={}, n_cells={}, indexed=indexed)
 
 
 def _n_cells(

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpistream.errors import AlignmentError, TilingError
 from mpistream.region import Region
-from mpistream.tiling import Box, box_intersection, box_n_cells, exact_dtype, format_box, prove_tiling
+from mpistream.tiling import Box, Interval, box_intersection, box_n_cells, exact_dtype, format_box, prove_tiling
 
 __all__ = ["ShardGrid", "assign_shards", "held_boxes", "split_units"]
 
@@ -30,8 +30,15 @@ class ShardGrid:
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     shard_shape: tuple[int, ...]
+    bases: tuple[str, ...] = ()
+    """For each dim, the dim as which it is split: another one if it is staggered over that."""
+    n_extra: tuple[int, ...] = ()
+    """For each dim, the points that it has more than the dim as which it is split."""
 
     def __post_init__(self) -> None:
+        if not self.bases:
+            object.__setattr__(self, "bases", self.dims)
+            object.__setattr__(self, "n_extra", (0,) * len(self.dims))
         assert len(self.dims) == len(self.shape) == len(self.shard_shape)
         assert all(n >= 0 for n in self.shape)
         assert all(s > 0 for s in self.shard_shape)
@@ -131,7 +138,7 @@ def assign_shards(
     if 0 in grid.shape:
         return [()] * len(regions)
     by_rank = [tuple(_lift(grid, own, box) for box in region.project(own).boxes) for region in regions]
-    if len(own) < len(partitioned_dims):
+    if len(set(own)) < len(partitioned_dims):
         return _assign_projections(grid, by_rank)
     for rank, boxes in enumerate(by_rank):
         for box in boxes:
@@ -157,13 +164,20 @@ def held_boxes(grid: ShardGrid, partitioned_dims: Collection[str], region: Regio
 
 
 def _own_dims(grid: ShardGrid, partitioned_dims: Collection[str]) -> tuple[str, ...]:
-    return tuple(d for d in grid.dims if d in partitioned_dims)
+    return tuple(d for d in grid.bases if d in partitioned_dims)
 
 
 def _lift(grid: ShardGrid, own: tuple[str, ...], box: Box) -> Box:
     """A box over the partitioned dims of an array as one over all its dims."""
     given = dict(zip(own, box, strict=True))
-    return tuple(given.get(d, (0, n)) for d, n in zip(grid.dims, grid.shape, strict=True))
+    axes = zip(grid.bases, grid.n_extra, grid.shape, strict=True)
+    return tuple(_with_extra(given[d], extra, n) if d in given else (0, n) for d, extra, n in axes)
+
+
+def _with_extra(interval: Interval, n_extra: int, n: int) -> Interval:
+    """An interval of a dim in one that is staggered over it: whoever has the last point has the extra ones."""
+    start, stop = interval
+    return (start, n) if start < stop == n - n_extra else interval
 
 
 def _assign_projections(grid: ShardGrid, by_rank: Sequence[Sequence[Box]]) -> list[tuple[Box, ...]]:

@@ -138,7 +138,7 @@ def _reference(schema: StreamSchema) -> ArraySpec:
     sharded = [a for a in schema.arrays.values() if a.is_sharded] or list(schema.arrays.values())
     return max(
         sharded,
-        key=lambda a: (a.has_time, len(dims & set(a.dims)), a.dtype.itemsize * math.prod(a.shape)),
+        key=lambda a: (a.has_time, len(dims & set(a.base_dims)), a.dtype.itemsize * math.prod(a.shape)),
     )
 
 
@@ -189,8 +189,9 @@ def resolve_layout(schema: StreamSchema, n_writers: int, regions: Sequence[Regio
     if regions is not None and (chosen := _fitting_default(schema, regions)) is not None:
         return chosen
     reference = _reference(schema)
-    dims = reference.space_dims
-    sizes = dict(zip(dims, reference.shape, strict=True))
+    # Of a staggered dim the edges are those of the other one.
+    dims = reference.base_dims
+    sizes = {d: n - extra for d, n, extra in zip(dims, reference.shape, reference.n_extra, strict=True)}
     given = dict(zip(dims, _space(reference, reference.shard_shape), strict=True))
     given_chunk = dict(zip(dims, _space(reference, reference.chunk_shape), strict=True))
     time_shard, time_chunk = _time_lengths(reference)
@@ -232,7 +233,7 @@ def _layout_of(array: ArraySpec, shards: Mapping[str, int], chunk: Sequence[int]
     """Return shard and inner chunk of one array, its shards on the edges that all arrays share."""
     time_shard, time_chunk = _time_lengths(array)
     own = zip(
-        array.space_dims,
+        array.base_dims,
         array.shape,
         _space(array, array.shard_shape),
         _space(array, array.chunk_shape),
@@ -283,7 +284,7 @@ def decompose(schema: StreamSchema, n_writers: int) -> list[Region]:
     schema = resolve_layout(schema, n_writers)
     sizes = schema.partitioned_sizes
     units = {
-        d: math.lcm(*(g.shard_shape[g.dims.index(d)] for a in _sharded(schema) for g in [a.grid] if d in g.dims))
+        d: math.lcm(*(g.shard_shape[g.bases.index(d)] for a in _sharded(schema) for g in [a.grid] if d in g.bases))
         for d in sizes
     }
     boxes = split_units([-(-n // units[d]) for d, n in sizes.items()], n_writers, list(units.values()))

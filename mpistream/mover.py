@@ -4,8 +4,8 @@ Rules of this room:
 
 * Before data move, all ranks have agreed that nothing is wrong with the record: a block of a wrong shape on one
   rank is an error on all, and no message is left behind.
-* Data go straight from the caller's block into the array that the writer encodes from; nothing is packed, and the
-  only copies made are of blocks in another dtype.
+* Data go straight from the caller's block into the array that the writer encodes from; nothing is packed. Copied are
+  blocks in another dtype, and cells that an index list scatters, which a datatype would walk one by one.
 * The call returns when everything has left and has come: the caller may then overwrite its blocks.
 """
 
@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.agreement import Channel
-from mpistream.epoch import Share
+from mpistream.epoch import Route, Share
+from mpistream.indices import Selection, numbers_of, selected_shape
 from mpistream.rank_writer import Blocks, RankWriter
 from mpistream.rearrange import split_piece
 from mpistream.tiling import Box, slices_in
@@ -43,6 +44,10 @@ class Mover:
         self._channel = channel
         self._share = share
         self._writer = writer
+        self._routes = {
+            name: share.routes[name] if name in share.routes else routes_of(share, name, writer.held(name))
+            for name in (*share.pieces, *share.routes)
+        }
         # What is received, box by box; used again for each record.
         self._buffers: dict[str, dict[int, NDArray[Any]]] = {}
 
@@ -70,48 +75,104 @@ class Mover:
         found = dict(blocks)
         sends: list[tuple[int, NDArray[Any]]] = []
         receives: list[tuple[int, NDArray[Any]]] = []
+        # Cells that come for scattered places, and those places.
+        late: list[tuple[NDArray[Any], NDArray[Any], Any]] = []
         me = self._share.writer
         for name in names:
-            if name not in self._share.pieces:
+            if name not in self._routes:
                 continue
             dtype = self._writer.schema.arrays[name].dtype
             with np.errstate(over="ignore", invalid="ignore"):
                 held = [block.astype(dtype, copy=False) for block in blocks.get(name, ())]
-            found[name] = targets = self._targets_of(name, held)
-            for piece in self._share.pieces[name]:
-                if piece.source != me:
-                    outer = self._share.boxes[name][piece.part]
-                    receives += [(piece.source, part) for part in _messages(targets[piece.part], outer, piece.box)]
-                    continue
-                outer = self._writer.held(name)[piece.patch]
-                if piece.target != me:
-                    sends += [(piece.target, part) for part in _messages(held[piece.patch], outer, piece.box)]
-                elif piece.box != self._share.boxes[name][piece.part]:
-                    target = targets[piece.part][slices_in(self._share.boxes[name][piece.part], piece.box)]
-                    target[...] = held[piece.patch][slices_in(outer, piece.box)]
+            whole = self._held_whole(name, held)
+            found[name] = targets = self._targets_of(name, whole)
+            for route in self._routes[name]:
+                if route.source != me:
+                    for at in _messages(route.target_at, dtype.itemsize):
+                        place = targets[route.part]
+                        into = place[at] if _is_view(at) else np.empty(selected_shape(at), dtype)
+                        receives.append((route.source, into))
+                        if not _is_view(at):
+                            late.append((place, into, _index(at)))
+                elif route.target != me:
+                    parts = _messages(route.source_at, dtype.itemsize)
+                    sends += [(route.target, held[route.patch][_index(at)]) for at in parts]
+                elif route.part not in whole:
+                    targets[route.part][_index(route.target_at)] = held[route.patch][_index(route.source_at)]
         if sends or receives:
             self._channel.swap(sends, receives)
+        for place, cells, at in late:
+            place[at] = cells
         return found
 
-    def _targets_of(self, name: str, held: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the arrays to encode from: the caller's own where it holds all of a box, else buffers."""
-        whole = {
-            piece.part: held[piece.patch][slices_in(self._writer.held(name)[piece.patch], piece.box)]
-            for piece in self._share.pieces[name]
-            if piece.source == piece.target and piece.box == self._share.boxes[name][piece.part]
+    def _held_whole(self, name: str, held: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:
+        """Return those boxes, of the ones that this rank writes, that lie in one of its own blocks as they are."""
+        shapes = [tuple(b - a for a, b in box) for box in self._share.boxes[name]]
+        return {
+            route.part: held[route.patch][route.source_at]
+            for route in self._routes[name]
+            if route.source == route.target and _is_view(route.source_at) and _is_whole(route, shapes[route.part])
         }
+
+    def _targets_of(self, name: str, whole: Mapping[int, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return the arrays to encode from: the caller's own where it holds all of a box, else buffers."""
+        boxes = self._share.boxes[name]
         if name not in self._buffers:
             dtype = self._writer.schema.arrays[name].dtype
             self._buffers[name] = {
-                part: np.empty([b - a for a, b in box], dtype)
-                for part, box in enumerate(self._share.boxes[name])
-                if part not in whole
+                part: np.empty([b - a for a, b in box], dtype) for part, box in enumerate(boxes) if part not in whole
             }
-        return [
-            whole[part] if part in whole else self._buffers[name][part] for part in range(len(self._share.boxes[name]))
-        ]
+        return [whole[part] if part in whole else self._buffers[name][part] for part in range(len(boxes))]
 
 
-def _messages(array: NDArray[Any], outer: Box, box: Box) -> list[NDArray[Any]]:
-    """Return the views of an array of a box's cells that are a message each."""
-    return [array[slices_in(outer, part)] for part in split_piece(box, array.dtype.itemsize)]
+def routes_of(share: Share, name: str, held: Sequence[Box]) -> tuple[Route, ...]:
+    """Return the pieces of an array as its two ends see them.
+
+    Not collective.
+
+    Parameters
+    ----------
+    share
+        What this rank holds and writes.
+    name
+        The array.
+    held
+        The boxes of its blocks here.
+    """
+    return tuple(
+        Route(
+            source=p.source,
+            patch=p.patch,
+            target=p.target,
+            part=p.part,
+            source_at=slices_in(held[p.patch], p.box) if p.source == share.writer else (),
+            target_at=slices_in(share.boxes[name][p.part], p.box) if p.target == share.writer else (),
+        )
+        for p in share.pieces[name]
+    )
+
+
+def _is_view(at: Sequence[Selection]) -> bool:
+    return all(isinstance(s, slice) for s in at)
+
+
+def _is_whole(route: Route, shape: tuple[int, ...]) -> bool:
+    return all(
+        isinstance(s, slice) and (s.start, s.stop) == (0, n) for s, n in zip(route.target_at, shape, strict=True)
+    )
+
+
+def _index(at: Sequence[Selection]) -> Any:
+    """What selects these cells of an array: a view where they are a box."""
+    return tuple(at) if _is_view(at) else np.ix_(*map(numbers_of, at))
+
+
+def _messages(at: tuple[Selection, ...], itemsize: int) -> list[tuple[Selection, ...]]:
+    """Return a selection as parts that are a message each; both ends part it alike."""
+    return [
+        tuple(
+            slice(s.start + a, s.start + b) if isinstance(s, slice) else s[a:b]
+            for s, (a, b) in zip(at, box, strict=True)
+        )
+        for box in split_piece(tuple((0, n) for n in selected_shape(at)), itemsize)
+    ]

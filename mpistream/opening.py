@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mpistream.decomposition import settle, settle_indexed
 from mpistream.epoch import EpochState
 from mpistream.errors import FencedError, FormatError, SchemaError
 from mpistream.lease import Lease, LeaseKeeper, wait_until_free
@@ -48,7 +49,7 @@ from mpistream.schema import StreamSchema
 from mpistream.staging import Stager, highest_epoch
 from mpistream.store import Store
 
-__all__ = ["Claim", "checked_regions", "claim", "log_plan", "put_layout", "put_manifest"]
+__all__ = ["Claim", "checked_regions", "claim", "log_plan", "put_layout", "put_manifest", "settled"]
 
 _log = logging.getLogger("mpistream")
 
@@ -119,6 +120,40 @@ def _manifest_epoch(store: Store) -> int:
         return 0
 
 
+def indexed_dims(given: Sequence[Any], schema: StreamSchema) -> list[str] | None:
+    """Return the dims that the ranks' indices name, None when they gave regions or nothing."""
+    is_indexed = [isinstance(g, dict) for g in given]
+    if not any(is_indexed):
+        return None
+    if not all(is_indexed):
+        rank = is_indexed.index(False)
+        raise SchemaError(
+            f"rank {rank} gave no Indices, other ranks did; every rank gives them or none does",
+            kind="region",
+            rank=rank,
+        )
+    dims = [d for d in schema.partitioned_dims if d in given[0]["indices"]]
+    for rank, g in enumerate(given):
+        highest = g["indices"]
+        for dim in highest:
+            if dim not in schema.partitioned_dims or dim not in dims:
+                raise SchemaError(
+                    f"rank {rank}: indices of dim {dim!r}; every rank gives indices of the same partitioned dims, of "
+                    f"{', '.join(schema.partitioned_dims)}",
+                    kind="region",
+                    rank=rank,
+                )
+        for dim in dims:
+            if highest.get(dim, -1) >= schema.partitioned_sizes[dim]:
+                raise SchemaError(
+                    f"rank {rank}: indices of dim {dim!r} contain {highest[dim]}, its length is "
+                    f"{schema.partitioned_sizes[dim]}",
+                    kind="region",
+                    rank=rank,
+                )
+    return dims
+
+
 def checked_regions(given: Sequence[Any], schema: StreamSchema) -> list[Region] | None:
     """Return the ranks' regions, None when no rank gave one."""
     if all(g is None for g in given):
@@ -137,6 +172,25 @@ def checked_regions(given: Sequence[Any], schema: StreamSchema) -> list[Region] 
         except SchemaError as error:
             raise SchemaError(f"rank {rank}: {error}", kind=error.kind, rank=rank) from error
     return regions
+
+
+def settled(schema: StreamSchema, votes: Sequence[Any], options: Options) -> tuple[StreamSchema, EpochState]:
+    """Return the schema with its layout and the epoch, for what the ranks hold.
+
+    Raises
+    ------
+    SchemaError, AlignmentError, TilingError
+        For regions that don't fit.
+    """
+    given = [vote["region"] for vote in votes]
+    nodes = [vote["node"] for vote in votes]
+    dims = indexed_dims(given, schema)
+    if dims is not None:
+        if options.rearrange == "never":
+            raise SchemaError("Indices need rearranging; leave rearrange='never' out", kind="option")
+        return settle_indexed(schema, dims, nodes, writers=options.writers)
+    regions = checked_regions(given, schema)
+    return settle(schema, regions, nodes, writers=options.writers, rearrange=options.rearrange)
 
 
 def log_plan(store: Store, schema: StreamSchema, epoch: EpochState) -> None:

@@ -31,6 +31,7 @@ from mpistream.errors import (
     error_from_json,
     error_to_json,
 )
+from mpistream.indices import Indices
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.mover import Mover
 from mpistream.options import Options
@@ -99,9 +100,9 @@ class StreamWriter:
         return self._manifest.schema
 
     @property
-    def region(self) -> Region:
-        """What this rank owns: partitioned dim -> (start, stop)."""
-        return self._writer.region
+    def region(self) -> Region | Indices:
+        """What this rank holds: partitioned dim -> (start, stop), or the indices that it was opened with."""
+        return self._writer.indices if self._writer.indices is not None else self._writer.region
 
     @property
     def n_records(self) -> int:

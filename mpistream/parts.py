@@ -22,6 +22,7 @@ from mpistream.epoch import EpochState, Share, prove_epoch
 from mpistream.errors import CommitError, FormatError, MPIStreamError, ProtocolError, SchemaError
 from mpistream.layout import decompose, resolve_layout
 from mpistream.manifest import Manifest, layout_key, nonce_key, parse_layout, stage_folder
+from mpistream.mover import Mover
 from mpistream.opening import claim
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner
@@ -218,7 +219,8 @@ def write_open_part(
         store.make_folder(stage_folder(manifest.epoch, writer), parents=False)
     rank_writer = RankWriter(store, manifest, share, chosen)
     channel = Channel(SerialTransport(), chosen.timeout)
-    return PartWriter(channel, store, rank_writer, owner, manifest, chosen, None)
+    mover = Mover(channel, share, rank_writer)
+    return PartWriter(channel, store, rank_writer, mover, owner, manifest, chosen, None)
 
 
 def _own_share(schema: StreamSchema, writer: int, region: Region) -> Share:

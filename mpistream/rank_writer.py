@@ -24,7 +24,6 @@ from mpistream.block import check_blocks, check_time
 from mpistream.commit import without_records
 from mpistream.epoch import Share
 from mpistream.errors import MPIStreamError, ProtocolError, SchemaError, error_to_json
-from mpistream.grid import held_boxes
 from mpistream.manifest import Manifest, blob_key, stage_folder
 from mpistream.names import check_name
 from mpistream.options import Options
@@ -95,6 +94,7 @@ class RankWriter:
         self.writer = share.writer
         self.schema = manifest.schema
         self.region = share.region
+        self.indices = share.indices
         self.stats = WriterStats(threads=options.writer_threads)
         np.empty(_KEPT_NBYTES, np.uint8)  # freed at once, never touched
         self._rows: dict[str, ShardRows] = {}
@@ -114,7 +114,7 @@ class RankWriter:
                 if self.writer == 0:
                     self._series[array.name] = SeriesRows(array, self.schema.key_separator, store)
             elif array.is_sharded:
-                self._held[array.name] = held_boxes(array.grid, self.schema.partitioned_dims, self.region)
+                self._held[array.name] = share.held_boxes(array.grid, self.schema.partitioned_dims)
                 if array.role is Role.VARIABLE:
                     self._rows[array.name] = self._shard_rows(array)
         # Invariant: at most one object a key. A row that has grown replaces the object it was before.
@@ -140,7 +140,7 @@ class RankWriter:
         return ShardRows(
             array,
             self.schema.key_separator,
-            boxes if array.name in self._share.pieces else self._held[array.name],
+            boxes if self._share.is_rearranged(array.name) else self._held[array.name],
             boxes,
             store=self._store,
             n_total=self.schema.n_total,

@@ -29,7 +29,7 @@ from mpistream.grid import ShardGrid, held_boxes, split_units
 from mpistream.region import Region
 from mpistream.tiling import Box, Interval, box_intersection, box_n_cells, find_overlap, prove_tiling
 
-__all__ = ["Exchange", "Piece", "plan_exchange", "split_piece"]
+__all__ = ["Exchange", "Piece", "best_owners", "plan_exchange", "split_piece", "target_boxes"]
 
 # One message. MPI counts are 32-bit in most libraries, and so are some of their inner offsets.
 _MAX_MESSAGE_NBYTES = 1 << 30
@@ -101,19 +101,19 @@ def plan_exchange(
     """
     if 0 in grid.shape:
         return Exchange(boxes=((),) * len(regions), pieces=())
-    if any(d in partitioned_dims for d in grid.dims):
+    if any(d in partitioned_dims for d in grid.bases):
         held = [held_boxes(grid, partitioned_dims, region) for region in regions]
-        n_targets = max(min(n_targets, len(regions), grid.n_shards), 1)
+        n_targets = min(n_targets, len(regions))
     else:
         # Every rank has all of it, and rank 0 writes it.
         held = [held_boxes(grid, partitioned_dims, regions[0]), *[[]] * (len(regions) - 1)]
         n_targets = 1
-    is_shadow = not set(partitioned_dims) <= set(grid.dims)
+    is_shadow = not set(partitioned_dims) <= set(grid.bases)
     sources = _sources(grid, held, is_shadow=is_shadow)
-    targets = _targets(grid, n_targets)
+    targets = target_boxes(grid, n_targets)
     which, where, shared = _crossings(sources.boxes, targets)
     n_cells = (shared[:, :, 1] - shared[:, :, 0]).prod(axis=1)
-    owners = _owners(len(regions), len(targets), sources.ranks[which], where, n_cells)
+    owners = best_owners(len(regions), len(targets), sources.ranks[which], where, n_cells)
     boxes: list[list[Box]] = [[] for _ in regions]
     part = []
     for target, owner in zip(targets, owners, strict=True):
@@ -176,7 +176,12 @@ def _minus(box: Box, other: Box) -> list[Box]:
     return parts
 
 
-def _targets(grid: ShardGrid, n_targets: int) -> list[Box]:
+def target_boxes(grid: ShardGrid, n_targets: int) -> list[Box]:
+    """Return boxes of whole shards that together are an array, as balanced as a grid of boxes can be.
+
+    Not collective.
+    """
+    n_targets = max(min(n_targets, grid.n_shards), 1)
     units = split_units(grid.grid_shape, n_targets, grid.shard_shape)
     axes = zip(grid.shard_shape, grid.shape, strict=True)
     lengths = list(axes)
@@ -223,10 +228,20 @@ def _crossings(
     return which, where, shared
 
 
-def _owners(
+def best_owners(
     n_ranks: int, n_targets: int, ranks: NDArray[np.int64], targets: NDArray[np.int64], n_cells: NDArray[np.int64]
 ) -> list[int]:
-    """Return the rank that writes each target, each rank at most one, so that the most cells stay where they are."""
+    """Return the rank that writes each target, each rank at most one, so that the most cells stay where they are.
+
+    Not collective.
+
+    Parameters
+    ----------
+    n_ranks, n_targets
+        How many there are; not more targets than ranks.
+    ranks, targets, n_cells
+        Cells of a target that a rank holds, pair by pair.
+    """
     pairs, at = np.unique(ranks * n_targets + targets, return_inverse=True)
     stays = np.zeros(len(pairs), dtype=np.int64)
     np.add.at(stays, at, n_cells)

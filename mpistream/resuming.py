@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpistream.commit import recover
-from mpistream.decomposition import settle
 from mpistream.epoch import EpochState
 from mpistream.errors import ResumeError, SchemaError
 from mpistream.manifest import (
@@ -18,7 +17,7 @@ from mpistream.manifest import (
     Manifest,
     stage_folder,
 )
-from mpistream.opening import Claim, checked_regions, log_plan, put_layout, put_manifest
+from mpistream.opening import Claim, log_plan, put_layout, put_manifest, settled
 from mpistream.options import Options
 from mpistream.owner import Owner, put_committed, put_documents
 from mpistream.ranges import count, inside, members
@@ -74,6 +73,8 @@ class ResumeRequest:
 
     def __init__(self, schema: StreamSchema | None, *, at: float | None, expect_last_t: float | None) -> None:
         self._given = schema
+        self.schema: StreamSchema
+        """That of the store, once it was checked."""
         self._at = _time("at", at)
         self._expect = _time("expect_last_t", expect_last_t)
         self._votes: Sequence[Mapping[str, Any]] = ()
@@ -111,14 +112,8 @@ class ResumeRequest:
                 "start from an older checkpoint, or pass at= to drop records",
                 kind="last_t",
             )
-        given = checked_regions([vote["region"] for vote in votes], manifest.schema)
-        return settle(
-            manifest.schema,
-            given,
-            [vote["node"] for vote in votes],
-            writers=options.writers,
-            rearrange=options.rearrange,
-        )[1]
+        self.schema, epoch = settled(manifest.schema, votes, options)
+        return epoch
 
     def _read(self, store: Store) -> Manifest:
         manifest = read_manifest(store)
@@ -146,7 +141,12 @@ class ResumeRequest:
         stager = Stager(store, stage_folder(claimed.epoch, 0), claimed.epoch, threads=0, max_pending_nbytes=1)
         # Once more, behind the fence: between the check and the claim a writer may have committed, or another store
         # may have come in the place of this one; from here on nobody can.
+        agreed, schema = epoch, self.schema
         epoch = self.check(store, self._votes, options)
+        if agreed.indexed:
+            if self.schema.to_json() != schema.to_json():
+                raise ResumeError(f"{store.url} was replaced while it was opened; try again", kind="replaced")
+            epoch = agreed
         old = self._read(store)
         n_keep, last_t, dropped_times = self._cut(store, old)
         manifest = recover(

@@ -31,7 +31,7 @@ from mpistream.arrays import (
     shape_over,
     with_coordinates_attribute,
 )
-from mpistream.description import AppendTime, Coordinate, IndexedTime, Shape, Variable
+from mpistream.description import AppendTime, Coordinate, IndexedTime, Shape, Staggered, Variable
 from mpistream.errors import FormatError, SchemaError
 from mpistream.names import (
     canonical_json,
@@ -67,7 +67,8 @@ class StreamSchema:
     Parameters
     ----------
     dims
-        Dim -> length, ordered, the time dim first with the length None: it grows.
+        Dim -> length, ordered, the time dim first with the length None: it grows. `Staggered` describes a dim by
+        another one.
     time
         How the time dim behaves.
     variables
@@ -95,7 +96,7 @@ class StreamSchema:
     def __init__(
         self,
         *,
-        dims: Mapping[str, int | None],
+        dims: Mapping[str, int | Staggered | None],
         time: AppendTime | IndexedTime,
         variables: Mapping[str, Variable],
         statics: Mapping[str, Variable] | None = None,
@@ -106,7 +107,8 @@ class StreamSchema:
         key_separator: str = "/",
         attrs: Mapping[str, Any] | None = None,
     ) -> None:
-        self.time_dim, sizes = checked_dims(dims)
+        self.time_dim, sizes, staggered = checked_dims(dims)
+        self.staggered: Mapping[str, Staggered] = MappingProxyType(staggered)
         self.dims: Mapping[str, int | None] = MappingProxyType({self.time_dim: None, **sizes})
         if not isinstance(time, AppendTime | IndexedTime):
             raise SchemaError(f"time is a {type(time).__name__}; give AppendTime or IndexedTime", kind="time")
@@ -152,6 +154,13 @@ class StreamSchema:
     def _array(self, name: str, role: Role, item: Variable | Coordinate, sizes: Mapping[str, int]) -> ArraySpec:
         dims = checked_array_dims(name, role, item.dims, self.time_dim, sizes)
         shape = tuple(sizes[d] for d in dims if d != self.time_dim)
+        split = [self.staggered[d].dim if d in self.staggered else d for d in dims]
+        if role is not Role.COORDINATE and len(set(split)) < len(split):
+            raise SchemaError(
+                f"variable {name!r}: two of its dims {dims} are split alike, because one is staggered over the other; "
+                "give one of them a length of its own",
+                kind="dims",
+            )
         values = None
         if isinstance(item, Coordinate) and item.values is not None:
             values = coordinate_values(name, item, shape)
@@ -175,6 +184,7 @@ class StreamSchema:
             chunk_shape=chunk,
             values=values,
             digest=_values_digest(values) if values is not None else getattr(item, "digest", None),
+            staggered=MappingProxyType({d: self.staggered[d] for d in dims if d in self.staggered}),
         )
 
     def _array_layout(
@@ -192,13 +202,16 @@ class StreamSchema:
             chunks = coordinate_chunks(shape, itemsize)
             return chunks, chunks
         own = (item.shard_shape, item.chunk_shape) if isinstance(item, Variable) else (None, None)
-        defaults = [
-            None if d is None else {k: n for k, n in d.items() if k in dims and n is not None} for d in self._shapes
-        ]
+        defaults = [None if d is None else self._lengths_of(dims, d) for d in self._shapes]
         shard = shape_over(f"variable {name!r}: shard_shape", dims, own[0], defaults[0])
         chunk = shape_over(f"variable {name!r}: chunk_shape", dims, own[1], defaults[1])
         check_layout(name, dims, itemsize, shard, chunk)
         return tuple(shard), tuple(chunk)
+
+    def _lengths_of(self, dims: Sequence[str], lengths: Mapping[str, int | None]) -> dict[str, int]:
+        """The lengths that the schema gives for an array's dims; a staggered dim has the edges of the other one."""
+        found = {d: lengths[d] or lengths.get(self.staggered[d].dim if d in self.staggered else d) for d in dims}
+        return {d: n for d, n in found.items() if n is not None}
 
     def _check_names(self) -> None:
         for name, array in self.arrays.items():
@@ -227,9 +240,9 @@ class StreamSchema:
     @property
     def partitioned_dims(self) -> tuple[str, ...]:
         """The dims that regions are made of: those of streaming variables, without time, in schema order."""
-        used = {d for a in self.arrays.values() if a.has_time for d in a.space_dims}
+        used = {d for a in self.arrays.values() if a.has_time for d in a.base_dims}
         if not used:
-            used = {d for a in self.arrays.values() if a.is_sharded for d in a.space_dims}
+            used = {d for a in self.arrays.values() if a.is_sharded for d in a.base_dims}
         return tuple(d for d in self.dims if d in used)
 
     @property
@@ -344,6 +357,7 @@ class StreamSchema:
         """
         return {
             "dims": [[d, n] for d, n in self.dims.items()],
+            "staggered": {d: s.dim for d, s in self.staggered.items()},
             "time": {
                 "mode": self.mode,
                 "n_records": self.n_total,
@@ -407,8 +421,12 @@ class StreamSchema:
             mode = IndexedTime(None, n_records=n, digest=digest, **described)
         else:
             raise FormatError(f"time mode {time['mode']!r} is not known", kind="schema")
+        dims: dict[str, Any] = dict(document["dims"])
+        lengths = dict(dims)
+        for dim, base in document["staggered"].items():
+            dims[dim] = Staggered(base, lengths[dim] - lengths[base])
         schema = cls(
-            dims=dict(document["dims"]),
+            dims=dims,
             time=mode,
             key_separator=document["key_separator"],
             attrs=document["attrs"],

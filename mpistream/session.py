@@ -9,14 +9,16 @@ import operator
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mpistream.agreement import Channel
 from mpistream.comm import connect
 from mpistream.creating import CreateRequest
-from mpistream.epoch import EpochState, Share
+from mpistream.epoch import EpochState, Route, Share
 from mpistream.errors import MPIStreamError, SchemaError, StoreError, error_from_json, error_to_json
+from mpistream.indexing import agree_on_owners, described, owners_answer
+from mpistream.indices import Indices
 from mpistream.lease import node_name
 from mpistream.manifest import Manifest, nonce_key, stage_folder
 from mpistream.mover import Mover
@@ -146,10 +148,12 @@ def write_resume(
     return _open("write_resume", url, request, comm=comm, region=region, takeover=takeover, options=options)
 
 
-def _plain_region(region: RegionLike | None) -> list[dict[str, list[int | None]]] | None:
+def _plain_region(region: RegionLike | None) -> Any:
     """Return a region as JSON types, box by box; whether it fits is for the owner to say, who knows the dims."""
     if region is None:
         return None
+    if isinstance(region, Indices):
+        return {"indices": {dim: int(array.max(initial=-1)) for dim, array in region.items()}}
     if isinstance(region, Region):
         return [{dim: list(bounds) for dim, bounds in zip(region.dims, box, strict=True)} for box in region.boxes]
     boxes = region if isinstance(region, Sequence) and not isinstance(region, str) else [region]
@@ -198,6 +202,7 @@ def _open(
             store=open_store(url),
             request=make_request(),
             region=_plain_region(region),
+            indices=region if isinstance(region, Indices) else None,
             takeover=takeover,
             options=chosen,
         )
@@ -224,7 +229,9 @@ class _Call:
     url: str
     store: Store
     request: CreateRequest | ResumeRequest
-    region: list[dict[str, list[int | None]]] | None
+    region: Any
+    """As JSON types."""
+    indices: Indices | None
     takeover: bool
     options: Options
 
@@ -238,17 +245,23 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
     store = call.store
     session = _OwnerSession(call) if channel.rank == 0 else None
     try:
-        claimed = channel.exchange(
+        plan = channel.exchange(
             call.operation,
             digest=call.digest(),
             payload={"region": call.region, "node": node_name()},
-            answer=None if session is None else session.claim,
+            answer=None if session is None else session.check,
         )
+        routes: Mapping[str, tuple[Route, ...]] = {}
+        wrong: MPIStreamError | None = None
+        if call.indices is not None:
+            answer = None if session is None else session.assign
+            routes, wrong = agree_on_owners(channel, call.indices, plan, answer)
+        claimed = channel.exchange("claim", failure=wrong, answer=None if session is None else session.claim)
         failure = _enter(channel.rank, store, claimed["epoch"], claimed["nonce"])
         entered = channel.exchange("enter", failure=failure, answer=None if session is None else session.begin)
         manifest = Manifest.from_bytes(entered["manifest"].encode())
         writer, failure = None, None
-        share = Share.from_json(entered["share"])
+        share = replace(Share.from_json(entered["share"]), indices=call.indices, routes=routes)
         try:
             writer = RankWriter(store, manifest, share, call.options)
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
@@ -314,8 +327,17 @@ class _OwnerSession:
         self._epoch: EpochState | None = None
         self.owner: Owner | None = None
 
-    def claim(self, votes: list[Any]) -> list[dict[str, Any]]:
+    def check(self, votes: list[Any]) -> list[Any]:
         self._epoch = self._request.check(self._store, votes, self._options)
+        plan = described(self._request.schema, self._epoch) if self._epoch.indexed else None
+        return [plan] * len(votes)
+
+    def assign(self, votes: list[Any]) -> list[dict[str, Any]]:
+        assert self._epoch is not None
+        self._epoch, answers = owners_answer(self._request.schema, self._epoch, votes)
+        return answers
+
+    def claim(self, votes: list[Any]) -> list[dict[str, Any]]:
         self._claim = claim(self._store, self._options, takeover=self._takeover)
         return [{"epoch": self._claim.epoch, "nonce": self._claim.nonce}] * len(votes)
 

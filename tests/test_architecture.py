@@ -18,7 +18,7 @@ LAYERS = """
     _version  errors  zarr3
     names  block  tiling  ranges  options  local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard
-    description  region  grid  rearrange  arrays  schema
+    description  region  grid  indices  rearrange  arrays  schema
     layout  manifest  blobs
     zarr3.metadata  zarr3.snapshot
     array_reader
@@ -27,7 +27,7 @@ LAYERS = """
     rank_writer  record  mover
     owner
     reader
-    opening  creating  resuming
+    indexing  opening  creating  resuming
     parallel  session  parts
     __init__
     info
@@ -47,6 +47,7 @@ PURE = {
     "epoch",
     "errors",
     "grid",
+    "indices",
     "layout",
     "manifest",
     "names",
