@@ -19,7 +19,7 @@ from mpistream.errors import (
     TilingError,
 )
 from mpistream.indices import Indices
-from mpistream.layout import decompose
+from mpistream.layout import decompose, suggest_layout
 from mpistream.options import Options
 from mpistream.parallel import StreamWriter
 from mpistream.parts import PartWriter, commit_tokens, write_open_part
@@ -66,6 +66,7 @@ __all__ = [
     "read_record",
     "read_static",
     "schema_fingerprint",
+    "suggest_layout",
     "write_open",
     "write_open_part",
     "write_resume",

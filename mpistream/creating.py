@@ -19,7 +19,7 @@ from mpistream.manifest import (
     parse_json,
     stage_folder,
 )
-from mpistream.opening import Claim, log_plan, put_layout, put_manifest, settled
+from mpistream.opening import Claim, put_layout, put_manifest, settled
 from mpistream.options import Options
 from mpistream.owner import Owner, put_documents
 from mpistream.rows import encode_whole
@@ -87,7 +87,6 @@ class CreateRequest:
 
     def begin(self, store: Store, claimed: Claim, epoch: EpochState, options: Options) -> tuple[Owner, None]:
         """Write everything of a new store whose writers are known."""
-        log_plan(store, self.schema, epoch)
         return self.create(store, claimed, epoch, len(epoch.regions), options), None
 
     def create(self, store: Store, claimed: Claim, epoch: EpochState | None, n_writers: int, options: Options) -> Owner:
@@ -98,7 +97,7 @@ class CreateRequest:
         if not self._overwrite and found != self._found:
             raise StoreError(f"{store.url} was changed by another process meanwhile; try again", kind="exists")
         self.leftovers = self._set_aside_old(store, stager, claimed.epoch, found[0])
-        digest = put_layout(store, claimed.epoch, n_writers, None if epoch is None else epoch.regions)
+        digest = put_layout(store, claimed.epoch, n_writers, None if epoch is None else epoch.layout_regions)
         schema = self.schema
         documents = make_documents(schema)
         # Documents before chunks: what a creation that died leaves can be told from what it did not make.

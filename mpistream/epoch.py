@@ -34,6 +34,11 @@ class EpochState:
     """Array name -> the boxes that are written of it, where the ranks hold `Indices`: who writes them is agreed on
     once it is known who holds how much of them."""
 
+    @property
+    def layout_regions(self) -> tuple[Region, ...] | None:
+        """The regions as the layout document has them; None where the ranks hold `Indices`."""
+        return None if self.indexed else self.regions
+
     def with_owners(self, schema: StreamSchema, owners: Mapping[str, Sequence[int]]) -> EpochState:
         """Return the epoch in which it is known who writes the boxes of `indexed`.
 

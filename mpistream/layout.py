@@ -10,8 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import DTypeLike
+
 from mpistream.arrays import ArraySpec
-from mpistream.errors import AlignmentError, TilingError
+from mpistream.description import AppendTime, Variable
+from mpistream.errors import AlignmentError, SchemaError, TilingError
 from mpistream.grid import assign_shards, split_units
 from mpistream.region import Region
 from mpistream.schema import StreamSchema
@@ -24,6 +28,7 @@ __all__ = [
     "n_writers_for",
     "object_nbytes",
     "resolve_layout",
+    "suggest_layout",
 ]
 
 _MIB = 1024 * 1024
@@ -217,6 +222,59 @@ def resolve_layout(schema: StreamSchema, n_writers: int, regions: Sequence[Regio
         if not a.is_resolved
     }
     return schema.with_layout(layout)
+
+
+def suggest_layout(
+    sizes: Mapping[str, int],
+    dtype: DTypeLike = "float32",
+    *,
+    n_ranks: int | None = None,
+    n_records: int = 1,
+) -> dict[str, dict[str, int]]:
+    """Return shard and inner chunk shapes that give few, large objects: what is chosen where a schema says nothing.
+
+    Not collective.
+
+    Parameters
+    ----------
+    sizes
+        Dim -> length of a variable, without time; the fastest dim last. Any length, primes too.
+    dtype
+        Its dtype on disk.
+    n_ranks
+        Ranks that shall write it; by default as many as give objects of 64 MiB.
+    n_records
+        Records that are committed together. Where a record is less than 64 MiB a rank, so many of them, or as many
+        as fit, share an object.
+
+    Returns
+    -------
+    ``{"shard_shape": ..., "chunk_shape": ...}``, dim -> length, to be passed on to `StreamSchema` or `Variable`.
+
+    Raises
+    ------
+    SchemaError
+        For lengths, a dtype or numbers that are none.
+    """
+    for what, n in (("n_ranks", 1 if n_ranks is None else n_ranks), ("n_records", n_records)):
+        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+            raise SchemaError(f"{what} {n!r}: give an integer above 0", kind="layout")
+    time = next(name for name in ("time", "time_", "time__") if name not in sizes)
+
+    def of(row_length: int) -> StreamSchema:
+        return StreamSchema(
+            dims={time: None, **sizes},
+            time=AppendTime(units="seconds since 2000-01-01"),
+            variables={"variable of this layout": Variable((time, *sizes), dtype)},
+            shard_shape={time: row_length},
+        )
+
+    schema = resolve_layout(of(1), n_ranks or n_writers_for(of(1)))
+    fit = max(_OBJECT_NBYTES // max(object_nbytes(schema), 1), 1)
+    row_length = max(k for k in range(1, min(fit, n_records) + 1) if n_records % k == 0)
+    array = schema.arrays["variable of this layout"]
+    space = [dict(zip(sizes, s[1:], strict=True)) for s in (array.resolved_shard_shape, array.resolved_chunk_shape)]
+    return {"shard_shape": {time: row_length, **space[0]}, "chunk_shape": {time: 1, **space[1]}}
 
 
 def _fitting_default(schema: StreamSchema, regions: Sequence[Region]) -> StreamSchema | None:

@@ -43,7 +43,7 @@ from mpistream.manifest import (
     stage_folder,
 )
 from mpistream.options import Options
-from mpistream.plan import plan_of
+from mpistream.plan import Plan
 from mpistream.region import Region
 from mpistream.schema import StreamSchema
 from mpistream.staging import Stager, highest_epoch
@@ -193,8 +193,7 @@ def settled(schema: StreamSchema, votes: Sequence[Any], options: Options) -> tup
     return settle(schema, regions, nodes, writers=options.writers, rearrange=options.rearrange)
 
 
-def log_plan(store: Store, schema: StreamSchema, epoch: EpochState) -> None:
-    cost = plan_of(schema, epoch)
+def log_plan(store: Store, cost: Plan) -> None:
     _log.info("%s: %s", store.url, cost)
     for warning in cost.warnings:
         _log.warning("%s: %s", store.url, warning)

@@ -36,6 +36,7 @@ from mpistream.manifest import Manifest, stage_folder
 from mpistream.mover import Mover
 from mpistream.options import Options
 from mpistream.owner import Owner, Prepared, commit_error
+from mpistream.plan import Plan
 from mpistream.ranges import Ranges, members
 from mpistream.rank_writer import CheckedRecord, RankWriter, WriterStats
 from mpistream.reader import StoreReader
@@ -71,6 +72,7 @@ class StreamWriter:
         owner: Owner | None,
         manifest: Manifest,
         options: Options,
+        plan: Plan | None,
         resumed: Resumed | None,
     ) -> None:
         self._channel = channel
@@ -80,6 +82,7 @@ class StreamWriter:
         self._owner = owner
         self._manifest = manifest
         self._options = options
+        self._plan = plan
         self._buffers: dict[str, list[NDArray[Any]]] = {}
         self._record: Record | None = None
         self._is_closed = False
@@ -133,6 +136,13 @@ class StreamWriter:
     def reader(self) -> StoreReader:
         """A reader of what is committed by now, on this rank alone."""
         return StoreReader(self._store, self._manifest)
+
+    def plan(self) -> Plan | None:
+        """Return on rank 0 what a record costs, who writes it and what moves for it; None on the others.
+
+        Not collective.
+        """
+        return self._plan
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Return the shape of this rank's block of a variable or static, without time.

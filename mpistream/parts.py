@@ -220,7 +220,7 @@ def write_open_part(
     rank_writer = RankWriter(store, manifest, share, chosen)
     channel = Channel(SerialTransport(), chosen.timeout)
     mover = Mover(channel, share, rank_writer)
-    return PartWriter(channel, store, rank_writer, mover, owner, manifest, chosen, None)
+    return PartWriter(channel, store, rank_writer, mover, owner, manifest, chosen, None, None)
 
 
 def _own_share(schema: StreamSchema, writer: int, region: Region) -> Share:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from mpistream.arrays import Role
 from mpistream.decomposition import settle
@@ -24,8 +25,10 @@ class Plan:
     """What a run will write, per record, before it writes anything."""
 
     n_ranks: int
-    n_writers: int
+    writers: tuple[int, ...]
     """Ranks that write shards."""
+    layouts: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    """Variable -> its shard shape and its inner chunk shape, over its dims."""
     n_objects_per_record: float
     """Shards a record, over all variables; a row of R records counts 1/R."""
     n_folders_per_record: float
@@ -38,7 +41,38 @@ class Plan:
     """Bytes before compression of the largest variable's shard."""
     writer_memory_nbytes: int
     """Most bytes that the rows of one writer hold in memory, if nothing compresses."""
+    node_memory_nbytes: int
+    """Most bytes that the writers of one node hold so."""
     warnings: tuple[str, ...]
+
+    @property
+    def n_writers(self) -> int:
+        """How many ranks write shards."""
+        return len(self.writers)
+
+    def n_objects(self, n_records: int) -> int:
+        """Return the shards of a run of so many records.
+
+        Not collective.
+        """
+        return math.ceil(self.n_objects_per_record * n_records)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON types.
+
+        Not collective.
+        """
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Plan:
+        """Return the plan that `to_json` described.
+
+        Not collective.
+        """
+        layouts = {name: (tuple(shard), tuple(chunk)) for name, (shard, chunk) in document["layouts"].items()}
+        lists = {name: tuple(document[name]) for name in ("writers", "warnings")}
+        return cls(**{**document, **lists, "layouts": layouts})
 
     def __str__(self) -> str:
         moved = f", {_size(self.nbytes_moved_per_record)} moved between ranks" if self.nbytes_moved_per_record else ""
@@ -87,10 +121,11 @@ def plan(
         As in `write_open`.
     """
     regions = list(regions)
-    return plan_of(*settle(schema, regions, nodes or [""] * len(regions), writers=writers, rearrange=rearrange))
+    nodes = nodes or [""] * len(regions)
+    return plan_of(*settle(schema, regions, nodes, writers=writers, rearrange=rearrange), nodes)
 
 
-def plan_of(schema: StreamSchema, epoch: EpochState) -> Plan:
+def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str]) -> Plan:
     """Return what a run in an epoch writes and moves.
 
     Not collective.
@@ -101,6 +136,8 @@ def plan_of(schema: StreamSchema, epoch: EpochState) -> Plan:
         A resolved schema.
     epoch
         Who holds and who writes what.
+    nodes
+        Name of the node of each rank.
     """
     n_ranks = len(epoch.regions)
     objects = folders = 0.0
@@ -124,6 +161,9 @@ def plan_of(schema: StreamSchema, epoch: EpochState) -> Plan:
             # Of a rearranged array the record itself is received, too.
             memory[i] += nbytes * (a.row_length + slab + (exchange is not None))
             is_writer[i] |= nbytes > 0
+    on_node: dict[str, int] = {}
+    for node, nbytes in zip(nodes, memory, strict=True):
+        on_node[node] = on_node.get(node, 0) + nbytes
     shards = {
         a.name: a.dtype.itemsize * a.row_length * math.prod(map(min, a.shape, a.grid.shard_shape))
         for a in schema.arrays.values()
@@ -131,7 +171,10 @@ def plan_of(schema: StreamSchema, epoch: EpochState) -> Plan:
     }
     return Plan(
         n_ranks=n_ranks,
-        n_writers=sum(is_writer),
+        writers=tuple(rank for rank, writes in enumerate(is_writer) if writes),
+        layouts={
+            a.name: (a.resolved_shard_shape, a.resolved_chunk_shape) for a in schema.arrays.values() if a.has_time
+        },
         n_objects_per_record=objects,
         n_folders_per_record=folders,
         nbytes_per_record=sum(record),
@@ -139,6 +182,7 @@ def plan_of(schema: StreamSchema, epoch: EpochState) -> Plan:
         max_writer_nbytes_per_record=max(record),
         max_object_nbytes=max(shards.values(), default=0),
         writer_memory_nbytes=max(memory),
+        node_memory_nbytes=max(on_node.values()),
         warnings=_warnings(schema, shards, objects),
     )
 

@@ -17,7 +17,7 @@ from mpistream.manifest import (
     Manifest,
     stage_folder,
 )
-from mpistream.opening import Claim, log_plan, put_layout, put_manifest, settled
+from mpistream.opening import Claim, put_layout, put_manifest, settled
 from mpistream.options import Options
 from mpistream.owner import Owner, put_committed, put_documents
 from mpistream.ranges import count, inside, members
@@ -156,7 +156,7 @@ class ResumeRequest:
             n_keep=n_keep,
             last_t=last_t,
             dropped_times=dropped_times,
-            layout_digest=put_layout(store, claimed.epoch, len(epoch.regions), epoch.regions),
+            layout_digest=put_layout(store, claimed.epoch, len(epoch.regions), epoch.layout_regions),
         )
         remove_uncommitted_blobs(store, stager, old)
         put_manifest(store, stager, manifest)
@@ -168,7 +168,6 @@ class ResumeRequest:
         set_aside_dropped(store, stager, manifest)
         remove_uncommitted(store, stager, manifest)
         tidy(store, stager, manifest)
-        log_plan(store, manifest.schema, epoch)
         resumed = Resumed(n_dropped=len(dropped_times), last_t=last_t, at=self._at, previous_epoch=old.epoch)
         return Owner(store, manifest, epoch, documents, claimed.keeper, options), resumed
 

@@ -22,10 +22,11 @@ from mpistream.indices import Indices
 from mpistream.lease import node_name
 from mpistream.manifest import Manifest, nonce_key, stage_folder
 from mpistream.mover import Mover
-from mpistream.opening import Claim, claim
+from mpistream.opening import Claim, claim, log_plan
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner
 from mpistream.parallel import StreamWriter
+from mpistream.plan import Plan, plan_of
 from mpistream.rank_writer import RankWriter
 from mpistream.region import Region, RegionLike
 from mpistream.resuming import Resumed, ResumeRequest
@@ -292,6 +293,7 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
         session.owner if session is not None else None,
         manifest,
         call.options,
+        session.plan if session is not None else None,
         None if resumed is None else Resumed(**resumed),
     )
 
@@ -325,9 +327,12 @@ class _OwnerSession:
         self._takeover = call.takeover
         self._claim: Claim | None = None
         self._epoch: EpochState | None = None
+        self._nodes: list[str] = []
+        self.plan: Plan | None = None
         self.owner: Owner | None = None
 
     def check(self, votes: list[Any]) -> list[Any]:
+        self._nodes = [vote["node"] for vote in votes]
         self._epoch = self._request.check(self._store, votes, self._options)
         plan = described(self._request.schema, self._epoch) if self._epoch.indexed else None
         return [plan] * len(votes)
@@ -364,6 +369,8 @@ class _OwnerSession:
             else {name: getattr(resumed, name) for name in Resumed.__dataclass_fields__},
         }
         assert self.owner.epoch is not None
+        self.plan = plan_of(self.owner.manifest.schema, self.owner.epoch, self._nodes)
+        log_plan(self._store, self.plan)
         return [{**common, "share": share.to_json()} for share in self.owner.epoch.shares()]
 
     def close(self) -> None:
