@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpistream.errors import AlignmentError, SchemaError, TilingError
-from mpistream.grid import ShardGrid, assign_shards, split_units
+from mpistream.errors import AlignmentError, TilingError
+from mpistream.grid import ShardGrid, assign_shards, held_boxes, split_units
 from mpistream.region import Region
 from mpistream.tiling import box_n_cells
 from tests.support.boxes import boxes_in, is_plain, painted, slices
@@ -248,15 +248,21 @@ def test_ten_thousand_ranks_with_few_shadows() -> None:
     assert assigned[4200] == (((42, 43),),)
 
 
-def test_block_box_is_the_region_and_whole_elsewhere() -> None:
+def test_held_boxes_are_those_of_the_region_and_whole_elsewhere() -> None:
     """A block has the region's length in partitioned dims, none if it is empty, and all else whole."""
     g = ShardGrid(name="t", dims=("level", "x"), shape=(5, 6), shard_shape=(5, 3))
-    assert block_box(g, DIMS, QUADRANTS[1]) == ((0, 5), (3, 6))
-    assert block_box(g, DIMS, Region.empty(DIMS)) == ((0, 5), (0, 0))
-    assert block_box(shard_grid((5,), (5,), ("level",)), DIMS, Region.empty(DIMS)) == ((0, 5),)
-    assert block_box(shard_grid((), ()), DIMS, Region.empty(DIMS)) == ()
-    with pytest.raises(SchemaError, match=r"\.boxes"):
-        block_box(shard_grid((8,), (4,)), DIMS, Region(DIMS, [((0, 4), (0, 3)), ((4, 8), (3, 6))]))
+    assert held_boxes(g, DIMS, QUADRANTS[1]) == [((0, 5), (3, 6))]
+    assert held_boxes(g, DIMS, Region.empty(DIMS)) == [((0, 5), (0, 0))]
+    assert held_boxes(shard_grid((5,), (5,), ("level",)), DIMS, Region.empty(DIMS)) == [((0, 5),)]
+    assert held_boxes(shard_grid((), ()), DIMS, Region.empty(DIMS)) == [()]
+
+
+def test_held_boxes_are_as_many_as_the_region_has_in_its_order() -> None:
+    """Also where an array lacks the dim in which they differ; but an array without partitioned dims is passed once."""
+    two = Region(DIMS, [((4, 8), (3, 6)), ((0, 4), (3, 6))])
+    assert held_boxes(shard_grid((8, 6), (4, 3)), DIMS, two) == [((4, 8), (3, 6)), ((0, 4), (3, 6))]
+    assert held_boxes(shard_grid((6,), (3,), ("x",)), DIMS, two) == [((3, 6),), ((3, 6),)]
+    assert held_boxes(shard_grid((5,), (5,), ("level",)), DIMS, two) == [((0, 5),)]
 
 
 # ---- split_units -------------------------------------------------------------------------------------

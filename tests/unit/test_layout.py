@@ -346,7 +346,7 @@ def test_regions_of_a_large_grid_are_accepted_as_given() -> None:
     schema = stream({"z": 3407, "y": 272, "x": 1928})
     regions = decompose(schema, 7)
     found = plan(schema, regions)
-    assert (found.n_objects_per_record, found.n_active_writers) == (110, 7)
+    assert (found.n_objects_per_record, found.n_writers) == (110, 7)
 
 
 def test_regions_are_balanced_and_the_last_may_be_empty() -> None:

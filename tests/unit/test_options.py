@@ -20,6 +20,8 @@ def test_the_defaults() -> None:
         "durability": "fsync",
         "threads": None,
         "max_pending_nbytes": None,
+        "writers": "auto",
+        "rearrange": "auto",
         "timeout": 600.0,
         "exit_timeout": 30.0,
         "lease_ttl": 120.0,
@@ -32,7 +34,7 @@ def test_the_defaults() -> None:
 
 def test_options_are_compared_over_ranks_as_json() -> None:
     """They are plain, and nobody changes them afterwards."""
-    options = Options(durability="none", threads=0, max_pending_nbytes=2**40, timeout=1, progress=True)
+    options = Options(durability="none", threads=0, max_pending_nbytes=2**40, timeout=1, progress=True, writers=3)
     assert Options(**json.loads(json.dumps(options.to_json()))) == options
     with pytest.raises(dataclasses.FrozenInstanceError):
         options.timeout = 5  # type: ignore[misc]
@@ -50,6 +52,11 @@ def test_options_are_compared_over_ranks_as_json() -> None:
         ({"max_pending_nbytes": -5}, "option max_pending_nbytes -5: give a number of bytes above 0"),
         ({"max_pending_nbytes": "5"}, "option max_pending_nbytes '5': give a number of bytes above 0"),
         ({"max_pending_nbytes": True}, "option max_pending_nbytes True: give a number of bytes above 0"),
+        *[
+            ({"writers": v}, f"option writers {v!r}: use 'all', 'node', 'auto' or a number above 0")
+            for v in (0, -1, True, 2.0, "few", None)
+        ],
+        ({"rearrange": "always"}, "option rearrange 'always': use 'auto' or 'never'"),
         *[({n: v}, f"option {n} {v!r}: give seconds above 0") for n in SECONDS for v in (0, -1.0, math.nan, "1", True)],
         ({"lease_ttl": math.inf}, "option lease_ttl inf: give at most 1e+09 seconds"),
         ({"lease_ttl": 2e9}, "option lease_ttl 2000000000.0: give at most 1e+09 seconds"),

@@ -27,13 +27,14 @@ def stream(sizes: dict[str, int], variables: dict[str, ms.Variable], **more: Any
 def test_a_plane_over_four_ranks() -> None:
     """512 x 512 float32 in 2 x 2 boxes: 4 objects of 256 KiB under c/<t>, c/<t>/0 and c/<t>/1."""
     schema = stream({"y": 512, "x": 512}, {"t": ms.Variable(("time", "y", "x"), "f4")})
-    found = plan(schema, decompose(schema, 4))
+    found = plan(schema, decompose(schema, 4), writers="all")
     assert found == Plan(
+        n_ranks=4,
         n_writers=4,
-        n_active_writers=4,
         n_objects_per_record=4,
         n_folders_per_record=3,
         nbytes_per_record=2**20,
+        nbytes_moved_per_record=0,
         max_writer_nbytes_per_record=2**18,
         max_object_nbytes=2**18,
         writer_memory_nbytes=2**18,
@@ -72,7 +73,7 @@ def test_rows_of_several_records_and_a_variable_of_fewer_dims() -> None:
     ]
     found = plan(schema, iter(regions))
     largest = 80 * 32 * 8  # of t on ranks 0 and 1; on rank 0 also 80 rows
-    assert (found.n_writers, found.n_active_writers) == (4, 3)
+    assert (found.n_ranks, found.n_writers) == (4, 3)
     assert found.n_objects_per_record == 6 / 8 + 3
     # c/<t> and c/<t>/0..2 of t an eighth each, c/<t> of rows
     assert found.n_folders_per_record == 4 / 8 + 1
@@ -107,6 +108,41 @@ def test_the_plan_proves_the_tiling() -> None:
     schema = stream({"x": 24}, {"t": ms.Variable(("time", "x"), "f4")})
     with pytest.raises(TilingError, match=r"none of the 1 ranks owns x\[8:24\]"):
         plan(schema, [Region.of_box(("x",), ((0, 8),))])
+
+
+# ---- rearranged --------------------------------------------------------------------------------------
+
+
+def test_a_rearranged_plane() -> None:
+    """Of 8 x 8 float32 in two halves, shards of 8 x 3: one of 3 columns stays on each rank, and 1 + 1 columns move."""
+    schema = stream(
+        {"y": 8, "x": 8},
+        {"t": ms.Variable(("time", "y", "x"), "f4", shard_shape=(2, 8, 3), chunk_shape=(1, 8, 3))},
+        statics={"depth": ms.Variable(("y", "x"), "f8", shard_shape=(8, 3), chunk_shape=(8, 3))},
+    )
+    halves = [Region.of_box(("y", "x"), ((0, 8), (a, a + 4))) for a in (0, 4)]
+    found = plan(schema, halves)
+    # 3 shards over 2 ranks are columns 0 to 3 and 3 to 8: rank 0 holds column 3, which rank 1 writes.
+    assert (found.n_ranks, found.n_writers) == (2, 2)
+    assert found.nbytes_moved_per_record == 8 * 1 * 4
+    assert found.nbytes_per_record == 8 * 8 * 4
+    assert found.max_writer_nbytes_per_record == 8 * 5 * 4
+    assert found.n_objects_per_record == 3 / 2
+    # A row of two records, and the record that is received.
+    assert found.writer_memory_nbytes == 8 * 5 * 4 * (2 + 1)
+    assert str(found).endswith(" in memory, 32 B moved between ranks")
+
+
+def test_one_writer_a_node() -> None:
+    """Eight ranks on two nodes, each with an eighth: both that write have a quarter more than they hold three times."""
+    schema = stream({"x": 64}, {"t": ms.Variable(("time", "x"), "f4")})
+    regions = [Region.of_box(("x",), ((8 * r, 8 * r + 8),)) for r in range(8)]
+    found = plan(schema, regions, nodes=["a"] * 4 + ["b"] * 4, writers="node")
+    assert (found.n_ranks, found.n_writers, found.n_objects_per_record) == (8, 2, 2)
+    assert found.nbytes_moved_per_record == 2 * 3 * 8 * 4
+    assert plan(schema, regions, writers="node").n_writers == 1
+    assert plan(schema, regions, writers=3).n_writers == 3
+    assert plan(schema, regions, writers=20).n_writers == 8
 
 
 # ---- warnings ----------------------------------------------------------------------------------------
@@ -162,11 +198,12 @@ def test_many_objects_are_warned_of(n_objects, is_warned) -> None:
 def test_sizes_are_shown_in_binary_units(nbytes, words) -> None:
     """The largest unit that fits, and no exponent."""
     shown = Plan(
+        n_ranks=1,
         n_writers=1,
-        n_active_writers=1,
         n_objects_per_record=0.5,
         n_folders_per_record=0,
         nbytes_per_record=nbytes,
+        nbytes_moved_per_record=0,
         max_writer_nbytes_per_record=0,
         max_object_nbytes=0,
         writer_memory_nbytes=0,
@@ -180,9 +217,9 @@ def test_numbers_are_those_of_the_regions(ny, nx, n_writers, dtype) -> None:
     """Bytes are cells times the size of an item; objects are those of the shard grid."""
     schema = stream({"y": ny, "x": nx}, {"t": ms.Variable(("time", "y", "x"), dtype)})
     regions = decompose(schema, n_writers)
-    found = plan(schema, regions)
+    found = plan(schema, regions, writers="all")
     itemsize = np.dtype(dtype).itemsize
     assert found.nbytes_per_record == ny * nx * itemsize
     assert found.max_writer_nbytes_per_record == itemsize * max(r.n_cells for r in regions)
-    assert found.n_active_writers == sum(r.n_cells > 0 for r in regions) <= found.n_objects_per_record
+    assert found.n_writers == sum(r.n_cells > 0 for r in regions) <= found.n_objects_per_record
     assert found.max_object_nbytes <= found.max_writer_nbytes_per_record

@@ -163,8 +163,8 @@ def test_a_writer_knows_where_it_stands() -> None:
     crew.write_static("depth", DEPTH)
     assert writer.has_pending(())
     assert dict(writer.region) == {"y": (0, 10), "x": (0, 6)}
-    assert writer.block_shape("t") == writer.block_shape("depth") == SIZES
-    assert (writer.block_shape("rows"), writer.block_shape("energy"), writer.block_shape("scalar")) == ((10,), (), ())
+    assert writer.block_shapes("t") == writer.block_shapes("depth") == [SIZES]
+    assert [writer.block_shapes(name) for name in ("rows", "energy", "scalar")] == [[(10,)], [()], [()]]
 
 
 def test_a_commit_of_whole_rows_ends_where_all_rows_end() -> None:
@@ -221,7 +221,7 @@ def refused(call: Any, kind: str, *parts: str) -> None:
         (0.5, {}, "time", ("t = 0.5 does not come after the last record's 1.0",)),
         (float("nan"), {}, "time", ("t = nan",)),
         ("2", {}, "time", ("t = '2'",)),
-        (2.0, {"t": ...}, "missing", ("variable 't' is missing", "rank 0 writes a part of it, shape (10, 6)")),
+        (2.0, {"t": ...}, "missing", ("variable 't' is missing", "rank 0 has a part of it, shape (10, 6)")),
         (2.0, {"energy": ...}, "missing", ("variable 'energy' is missing", "shape ()")),
         (2.0, {"salt": 1.0}, "unknown", ("'salt' is not among ('t', 'rows', 'energy')",)),
         (2.0, {"depth": DEPTH}, "unknown", ("'depth' is not among ('t', 'rows', 'energy')",)),
@@ -258,7 +258,7 @@ def test_a_rank_with_nothing_to_write_may_pass_nothing() -> None:
         second.write_record(i, arrays)
     crew.commit()
     assert crew.manifest.n_records == 3
-    assert second.block_shape("t") == (0, 0)
+    assert second.block_shapes("t") == [(0, 0)]
     assert (second.stats.n_objects, second.stats.nbytes_in) == (0, 0)
 
 
@@ -276,7 +276,7 @@ def test_unknown_names_are_refused_with_those_there_are() -> None:
     (writer,) = Crew(schema()).writers
     refused(lambda: writer.write_static("salt", 1), "unknown", "'salt' is not among ('depth', 'scalar')")
     refused(lambda: writer.write_static("t", record(0)["t"]), "unknown", "'t' is not among ('depth', 'scalar')")
-    refused(lambda: writer.block_shape("salt"), "unknown", "'salt' is not among", "'t'", "'energy'", "'depth'")
+    refused(lambda: writer.block_shapes("salt"), "unknown", "'salt' is not among", "'t'", "'energy'", "'depth'")
 
 
 def test_a_static_is_written_once() -> None:

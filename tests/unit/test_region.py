@@ -45,7 +45,7 @@ def test_empty_region_maps_every_dim_to_nothing() -> None:
 def test_region_of_several_boxes_refuses_item_access() -> None:
     """A region of two boxes has no single interval per dim; the message points to .boxes."""
     region = Region(("y",), [((4, 6),), ((0, 2),)])
-    assert region.boxes == (((0, 2),), ((4, 6),))
+    assert region.boxes == (((4, 6),), ((0, 2),))
     assert region.n_cells == 4
     with pytest.raises(SchemaError, match=r"2 boxes.*\.boxes") as caught:
         region["y"]
@@ -59,9 +59,14 @@ def test_region_is_immutable_hashable_and_compares_by_content() -> None:
     """Equal dims and boxes are equal regions; a region of one box equals its plain mapping."""
     region = Region.of_box(("y", "x"), ((0, 4), (3, 6)))
     int64: type = np.int64
-    same = Region(["y", "x"], [((0, 4), (3, 6)), ((int64(0), 4), (3, 6))])
+    same = Region(["y", "x"], [((int64(0), 4), (3, 6)), ((4, 4), (0, 6))])
     assert region == same
     assert hash(region) == hash(same)
+    # The order of the boxes is that of the blocks; the cells are the same. A box given twice is an overlap to be named.
+    boxes = [((0, 1), (0, 6)), ((4, 5), (0, 6))]
+    assert Region(("y", "x"), boxes) == Region(("y", "x"), boxes[::-1])
+    assert hash(Region(("y", "x"), boxes)) == hash(Region(("y", "x"), boxes[::-1]))
+    assert Region(("y", "x"), [boxes[0], *boxes]) != Region(("y", "x"), boxes)
     assert region != Region.of_box(("x", "y"), ((0, 4), (3, 6)))
     assert region == {"y": (0, 4), "x": (3, 6)}
     assert region != {"y": (0, 4)}
@@ -125,6 +130,29 @@ def test_from_mapping_keeps_empty_and_several_boxes() -> None:
     two = Region(("y", "x"), [((0, 1), (0, 6)), ((4, 5), (0, 6))])
     assert Region.from_mapping(two, SIZES) == two
     assert Region.from_mapping(Region.empty(("y", "x")), SIZES).is_empty
+
+
+def test_from_boxes_keeps_the_order_of_the_boxes() -> None:
+    """A dim left out is whole, in each box for itself; no box is the empty region."""
+    region = Region.from_boxes([{"y": (4, 5)}, {"y": slice(None, 1), "x": (2, 3)}], SIZES)
+    assert region.boxes == (((4, 5), (0, 6)), ((0, 1), (2, 3)))
+    assert is_plain(region.boxes)
+    assert Region.from_boxes([], SIZES) == Region.from_boxes([{"y": (3, 3)}], SIZES) == Region.empty(("y", "x"))
+
+
+@pytest.mark.parametrize(
+    ("boxes", "message"),
+    [
+        ([{"y": (0, 1)}, {"z": (0, 1)}], "'z' is no partitioned dim; name only y, x"),
+        ([{"y": (0, 1)}, {"y": (0, 9)}], r"'y' of length 8: \[0:9\]"),
+        ([{"y": (0, 1)}, {"y": (2, 2)}], "box 1 of 2 is empty; leave it out"),
+    ],
+)
+def test_from_boxes_refuses_what_is_no_box(boxes, message) -> None:
+    """Also an empty box among others: its block would shift those behind it."""
+    with pytest.raises(SchemaError, match=message) as caught:
+        Region.from_boxes(boxes, SIZES)
+    assert caught.value.kind == "region"
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def rows_of(
     n_total: int | None = None,
 ) -> ShardRows:
     found = store or MemoryStore()
-    return ShardRows(array, separator, BLOCK_BOX, boxes, store=found, n_total=n_total, is_durable=is_durable)
+    return ShardRows(array, separator, [BLOCK_BOX], boxes, store=found, n_total=n_total, is_durable=is_durable)
 
 
 def block(seed: int) -> Any:
@@ -88,7 +88,7 @@ def test_a_record_a_row_gives_objects_at_once(separator, keys) -> None:
     """One a shard, with its key, its records, its cells inside the array and its bytes."""
     rows = rows_of(spec(), separator=separator)
     for i in range(3):
-        objects = rows.put(i, block(i))
+        objects = rows.put(i, [block(i)])
         assert [o.key for o in objects] == [keys.format(i, y, x) for y in (1, 2) for x in (0, 1)]
         assert [o.n_cells for o in objects] == [12, 12, 6, 6]
         assert {(o.name, o.records, o.must_sync) for o in objects} == {("t", frozenset([i]), True)}
@@ -102,7 +102,7 @@ def test_a_row_of_several_records_gives_objects_when_it_is_full() -> None:
     """Before that, nothing; then the whole row, and the next one begins."""
     rows = rows_of(ROW_OF_4)
     for row in range(2):
-        found = [rows.put(4 * row + i, block(4 * row + i)) for i in range(4)]
+        found = [rows.put(4 * row + i, [block(4 * row + i)]) for i in range(4)]
         assert found[:3] == [[], [], []]
         assert records_of(found[3]) == list(range(4 * row, 4 * row + 4))
         assert {o.key.split("/")[2] for o in found[3]} == {str(row)}
@@ -114,26 +114,26 @@ def test_a_row_that_is_filled_in_part_is_given_on_demand() -> None:
     """Each time it has grown, under the same keys; the rest is fill."""
     rows = rows_of(ROW_OF_4)
     assert rows.partial() == []
-    rows.put(0, block(0))
+    rows.put(0, [block(0)])
     first = rows.partial()
     assert records_of(first) == [0]
     assert rows.partial() == []
-    rows.put(1, block(1))
-    rows.put(2, block(2))
+    rows.put(1, [block(1)])
+    rows.put(2, [block(2)])
     second = rows.partial()
     assert [o.key for o in second] == [o.key for o in first]
     assert records_of(second) == [0, 1, 2]
     held = values_of(ROW_OF_4, second)
     assert held[:3].tolist() == [block(i).tolist() for i in range(3)]
     assert np.isnan(held[3]).all()
-    full = rows.put(3, block(3))
+    full = rows.put(3, [block(3)])
     assert values_of(ROW_OF_4, full).tolist() == [block(i).tolist() for i in range(4)]
     assert rows.partial() == []
 
 
 def test_a_static_is_one_row_without_time() -> None:
     """Its keys have no time, its objects no records."""
-    objects = rows_of(STATIC).put(0, block(0))
+    objects = rows_of(STATIC).put(0, [block(0)])
     assert [o.key for o in objects] == ["t/c/1/0", "t/c/1/1", "t/c/2/0", "t/c/2/1"]
     assert {o.records for o in objects} == {None}
     assert [o.n_cells for o in objects] == [12, 12, 6, 6]
@@ -143,7 +143,7 @@ def test_a_static_is_one_row_without_time() -> None:
 def test_only_the_own_boxes_are_written() -> None:
     """Of a block that holds more, for example where a lower rank holds the shard too."""
     rows = rows_of(spec(), boxes=[((4, 8), (3, 6)), ((8, 10), (0, 3))])
-    assert [o.key for o in rows.put(0, block(0))] == ["t/c/0/1/1", "t/c/0/2/0"]
+    assert [o.key for o in rows.put(0, [block(0)])] == ["t/c/0/1/1", "t/c/0/2/0"]
     assert rows.writes
     assert not rows_of(spec(), boxes=[]).writes
 
@@ -151,17 +151,17 @@ def test_only_the_own_boxes_are_written() -> None:
 def test_objects_that_replace_committed_records_are_synced_always() -> None:
     """Without durability the others need not be."""
     rows = rows_of(ROW_OF_4, is_durable=False)
-    rows.put(0, block(0))
+    rows.put(0, [block(0)])
     assert {o.must_sync for o in rows.partial()} == {False}
     rows.committed(((0, 1),))
     for i in range(1, 3):
-        rows.put(i, block(i))
+        rows.put(i, [block(i)])
         objects = rows.partial()
         assert {o.must_sync for o in objects} == {True}
         assert records_of(objects) == list(range(1, i + 1))
-    assert {o.must_sync for o in rows.put(3, block(3))} == {True}
+    assert {o.must_sync for o in rows.put(3, [block(3)])} == {True}
     rows.committed(((0, 4),))
-    rows.put(4, block(4))
+    rows.put(4, [block(4)])
     assert {o.must_sync for o in rows.partial()} == {False}
 
 
@@ -169,14 +169,14 @@ def test_an_object_that_may_replace_committed_records_later_is_synced_too() -> N
     """What was placed before it can be committed before it is placed: without MPI somebody else commits."""
     store = MemoryStore()
     rows = rows_of(ROW_OF_4, is_durable=False, store=store)
-    rows.put(0, block(0))
+    rows.put(0, [block(0)])
     first = rows.partial()
     assert {o.must_sync for o in first} == {False}
     stored(first, store)
     for i in range(1, 3):
-        rows.put(i, block(i))
+        rows.put(i, [block(i)])
         assert {o.must_sync for o in rows.partial()} == {True}
-    assert {o.must_sync for o in rows.put(3, block(3))} == {True}
+    assert {o.must_sync for o in rows.put(3, [block(3)])} == {True}
 
 
 # ---- back to what is committed -----------------------------------------------------------------------
@@ -199,14 +199,14 @@ def test_a_row_that_is_filled_in_part_is_read_back(n_committed) -> None:
     store = MemoryStore()
     rows = rows_of(ROW_OF_4, store=store)
     for i in range(3):
-        rows.put(i, block(i))
+        rows.put(i, [block(i)])
     stored(rows.partial(), store)
     for again in (rows, rows_of(ROW_OF_4, store=store)):
         again.reset(((0, n_committed),))
         assert again.n_open == 1
         assert again.partial() == []
         for i in range(n_committed, 4):
-            objects = again.put(i, block(10 + i))
+            objects = again.put(i, [block(10 + i)])
         assert records_of(objects) == list(range(n_committed, 4))
         expected = [block(i if i < n_committed else 10 + i).tolist() for i in range(4)]
         assert values_of(ROW_OF_4, objects).tolist() == expected
@@ -216,10 +216,10 @@ def test_a_row_that_is_filled_in_part_is_read_back(n_committed) -> None:
 def test_after_a_full_row_nothing_is_read() -> None:
     """The store may be empty."""
     rows = rows_of(ROW_OF_4)
-    rows.put(0, block(0))
+    rows.put(0, [block(0)])
     rows.reset(((0, 8),))
     assert (rows.n_open, rows.partial()) == (0, [])
-    assert {o.key.split("/")[2] for o in [rows.put(8 + i, block(i)) for i in range(4)][3]} == {"2"}
+    assert {o.key.split("/")[2] for o in [rows.put(8 + i, [block(i)]) for i in range(4)][3]} == {"2"}
 
 
 def damaged_at(objects: list[StagedObject], key: str, *, missing: bool) -> MemoryStore:
@@ -243,16 +243,16 @@ def damaged_at(objects: list[StagedObject], key: str, *, missing: bool) -> Memor
 def test_a_row_that_can_not_be_read_back_is_refused_with_its_key(key, kind, message) -> None:
     """Missing or damaged: FormatError, and the key in front; at once, or when more of the row comes."""
     rows = rows_of(ROW_OF_4)
-    rows.put(0, block(0))
+    rows.put(0, [block(0)])
     store = damaged_at(rows.partial(), key, missing=kind == "missing")
     with pytest.raises(FormatError, match=message) as caught:
         rows_of(ROW_OF_4, store=store).reset(((0, 1),))
     assert caught.value.kind == kind
     indexed = rows_of(ROW_OF_4, store=store, n_total=8)
     indexed.reset(((0, 1),))
-    indexed.put(4, block(4))
+    indexed.put(4, [block(4)])
     with pytest.raises(FormatError, match=message) as caught:
-        indexed.put(2, block(2))
+        indexed.put(2, [block(2)])
     assert caught.value.kind == kind
 
 
@@ -279,7 +279,7 @@ def test_rows_of_a_fixed_time_dim_are_filled_in_any_order() -> None:
     rows = rows_of(ROW_OF_4, n_total=10)
     full = {}
     for n in (9, 2, 5, 0, 4, 8, 3, 7, 6, 1):
-        if objects := rows.put(n, block(n)):
+        if objects := rows.put(n, [block(n)]):
             full[n] = objects
     assert list(full) == [8, 6, 1]
     assert [records_of(o) for o in full.values()] == [[8, 9], [4, 5, 6, 7], [0, 1, 2, 3]]
@@ -292,11 +292,11 @@ def test_rows_of_a_fixed_time_dim_are_filled_in_any_order() -> None:
 def test_partial_rows_of_a_fixed_time_dim_are_given_each() -> None:
     """Those that have grown since, with the records that they hold."""
     rows = rows_of(ROW_OF_4, n_total=8)
-    rows.put(6, block(6))
-    rows.put(1, block(1))
+    rows.put(6, [block(6)])
+    rows.put(1, [block(1)])
     found = rows.partial()
     assert [sorted(o.records or ()) for o in found] == [[6]] * 4 + [[1]] * 4
-    rows.put(4, block(4))
+    rows.put(4, [block(4)])
     again = rows.partial()
     assert records_of(again) == [4, 6]
     assert values_of(ROW_OF_4, again).tobytes() == expected_row({0: 4, 2: 6}).tobytes()
@@ -311,10 +311,10 @@ def test_a_row_that_left_memory_is_read_back_when_more_of_it_comes(inner, state)
     store = MemoryStore()
     rows = rows_of(array, n_total=12, store=store)
     for n in (1, 4, 3, 9):
-        rows.put(n, block(n))
+        rows.put(n, [block(n)])
     assert rows.n_open == 3
     alone = rows_of(array, n_total=12)
-    alone.put(9, block(9))
+    alone.put(9, [block(9)])
     objects = rows.leave_oldest()
     # Row 0 was written to after row 1.
     assert {o.key.split("/")[2] for o in objects} == {"1"}
@@ -335,9 +335,9 @@ def test_a_row_that_left_memory_is_read_back_when_more_of_it_comes(inner, state)
             found.is_placed = True
         if state == "sync failed":
             found.is_placed, found.staged_key = False, None
-    rows.put(0, block(0))
+    rows.put(0, [block(0)])
     assert rows.n_open == 2
-    full = rows.put(2, block(2))
+    full = rows.put(2, [block(2)])
     assert records_of(full) == [0, 1, 2, 3]
     assert [o.key for o in full] == [o.key for o in objects]
     assert values_of(array, full).tobytes() == expected_row({i: i for i in range(4)}).tobytes()
@@ -346,11 +346,11 @@ def test_a_row_that_left_memory_is_read_back_when_more_of_it_comes(inner, state)
 def test_a_row_that_did_not_grow_leaves_memory_without_new_objects() -> None:
     """What was made of it stands, and is what is read back."""
     rows = rows_of(ROW_OF_4, n_total=8)
-    rows.put(1, block(1))
+    rows.put(1, [block(1)])
     objects = rows.partial()
     assert rows.leave_oldest() == []
     assert rows.n_open == 0
-    rows.put(2, block(2))
+    rows.put(2, [block(2)])
     again = rows.partial()
     assert records_of(again) == [1, 2]
     assert [o.key for o in again] == [o.key for o in objects]
@@ -365,7 +365,7 @@ def test_committed_neighbours_keep_their_bytes(inner, again) -> None:
     store = MemoryStore()
     rows = rows_of(array, n_total=8, store=store, is_durable=False)
     for n in (3, 0):
-        rows.put(n, block(n))
+        rows.put(n, [block(n)])
     first = rows.partial()
     data = {o.key: bytes_of(o) for o in first}
     assert {o.must_sync for o in first} == {False}
@@ -377,7 +377,7 @@ def test_committed_neighbours_keep_their_bytes(inner, again) -> None:
     else:
         rows.committed(committed)
     assert rows.n_open == 0
-    rows.put(1, block(11))
+    rows.put(1, [block(11)])
     objects = rows.partial()
     assert records_of(objects) == [1]
     assert {o.must_sync for o in objects} == {True}
@@ -396,17 +396,17 @@ def test_a_row_without_records_that_it_was_read_back_with_is_read_anew(inner) ->
     store = MemoryStore()
     rows = rows_of(array, n_total=8, store=store)
     for n in (0, 1, 6):
-        rows.put(n, block(n))
+        rows.put(n, [block(n)])
     stored(rows.partial(), store)
     rows.committed(((0, 2), (6, 7)))
-    rows.put(2, block(2))
-    rows.put(7, block(7))
+    rows.put(2, [block(2)])
+    rows.put(7, [block(7)])
     objects = rows.leave(((0, 1),))
     assert records_of(objects) == [2]
     assert rows.n_open == 1
     assert rows.leave(()) == []
     rows.committed(((1, 2), (6, 7)))
-    rows.put(0, block(10))
+    rows.put(0, [block(10)])
     again = [o for o in rows.partial() if o.key.startswith("t/c/0/")]
     assert records_of(again) == [0, 2]
     assert values_of(array, again).tobytes() == expected_row({0: 10, 1: 1, 2: 2}).tobytes()
@@ -417,13 +417,13 @@ def test_records_of_a_row_are_committed_apart() -> None:
     store = MemoryStore()
     rows = rows_of(ROW_OF_4, n_total=8, store=store)
     for n in (0, 1, 6):
-        rows.put(n, block(n))
+        rows.put(n, [block(n)])
     stored(rows.leave_oldest(), store)
-    rows.put(5, block(5))
+    rows.put(5, [block(5)])
     rows.committed(((0, 1), (5, 6)))
     assert rows.n_open == 1
     assert records_of(rows.partial()) == [6]
-    rows.put(2, block(2))
+    rows.put(2, [block(2)])
     assert rows.n_open == 2
     objects = rows.partial()
     assert records_of(objects) == [1, 2]
@@ -431,7 +431,7 @@ def test_records_of_a_row_are_committed_apart() -> None:
     stored(objects, store)
     rows.committed(((0, 3), (5, 7)))
     assert (rows.n_open, rows.nbytes) == (0, 0)
-    assert records_of(rows.put(3, block(3))) == [3]
+    assert records_of(rows.put(3, [block(3)])) == [3]
 
 
 # ---- arrays that one rank writes whole ---------------------------------------------------------------

@@ -1,0 +1,199 @@
+"""Streams over random grids whose ranks hold random boxes, and the same stream from one rank to compare with."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mpistream as ms
+from mpistream.names import DTYPES
+from mpistream.tiling import Box, box_n_cells
+from tests.support.scene import Scene, time_of
+
+__all__ = ["Decomposed", "deal", "objects_of", "spoil", "tile"]
+
+N_RECORDS = 4
+_NAMES = "wzyx"
+
+
+def tile(rng: random.Random, shape: Sequence[int], n: int) -> list[Box]:
+    """Return a grid cut into at most ``n`` boxes, in any order."""
+    boxes: list[Box] = [tuple((0, s) for s in shape)]
+    for _ in range(n - 1):
+        box = boxes.pop(rng.randrange(len(boxes)))
+        dim = rng.randrange(len(shape))
+        cut = rng.randint(*box[dim])
+        halves = [(*box[:dim], side, *box[dim + 1 :]) for side in ((box[dim][0], cut), (cut, box[dim][1]))]
+        boxes += [half for half in halves if box_n_cells(half)]
+    rng.shuffle(boxes)
+    return boxes
+
+
+def deal(rng: random.Random, boxes: Sequence[Box], n_ranks: int) -> list[list[Box]]:
+    """Give boxes to ranks; some may get none."""
+    held: list[list[Box]] = [[] for _ in range(n_ranks)]
+    for box in boxes:
+        held[rng.randrange(n_ranks)].append(box)
+    return held
+
+
+def spoil(array: NDArray[Any]) -> None:
+    """Overwrite a caller's array with 0xFF bytes, whatever its strides."""
+    array[...] = np.frombuffer(b"\xff" * array.itemsize, array.dtype)[0]
+
+
+def objects_of(root: str | os.PathLike[str]) -> dict[str, bytes]:
+    """Return every file of the Zarr hierarchy with its bytes."""
+    paths = (p for p in Path(root).rglob("*") if p.is_file())
+    return {str(k): p.read_bytes() for p in paths if (k := p.relative_to(root)).parts[0] != ".mpistream"}
+
+
+class Decomposed:
+    """A stream, what each of some ranks holds of it, and the calls of each rank, all drawn from a seed.
+
+    Parameters
+    ----------
+    seed
+        Everything but the number of ranks comes from it.
+    n_ranks
+        How many there are.
+    """
+
+    def __init__(self, seed: int, n_ranks: int) -> None:
+        rng = random.Random(seed)
+        dims = _NAMES[-rng.randint(1, 4) :]
+        self.sizes = {d: rng.randint(1, 13 if len(dims) < 3 else 5) for d in dims}
+        few = [d for d in dims if rng.random() < 0.6]
+        mixed = rng.sample(dims, len(dims))
+        self.scene = Scene(
+            sizes={**self.sizes, "level": 2},
+            variables={
+                "u": (" ".join(dims), rng.choice(DTYPES)),
+                "v": (" ".join(dims), rng.choice(DTYPES)),
+                "mixed": (" ".join(mixed), "float32"),
+                "few": (" ".join(few), rng.choice(DTYPES)),
+                "total": ("", "float64"),
+            },
+            statics={"topo": (" ".join(dims), "float32"), "soil": (" ".join(["level", *few]), "int16")},
+            coords={"lat": (" ".join(dims), "float64")},
+        )
+        # A scalar broadcasts: one value a record.
+        self.row = rng.choice([1, 1, 3])
+        self.layout: dict[str, Any] = {}
+        if rng.random() < 0.7:
+            chunk = {d: rng.randint(1, 4) for d in dims}
+            shard = {d: n * rng.randint(1, 3) for d, n in chunk.items()}
+            self.layout = {
+                "shard_shape": {"time": self.row, **shard},
+                "chunk_shape": {"time": rng.choice([1, self.row]), **chunk},
+            }
+        # A grid of more dims has more boxes.
+        self.held = deal(rng, tile(rng, list(self.sizes.values()), rng.randint(1, 10)), n_ranks)
+        self.options: dict[str, Any] = {
+            "threads": rng.choice([0, 1]),
+            "writers": rng.choice(["auto", "all", "node", 1, 2, 3]),
+        }
+        self.commits = [rng.random() < 0.4 for _ in range(N_RECORDS)]
+        self.order = rng.choice([None, rng.sample(range(N_RECORDS), N_RECORDS)])
+        self.seed = seed
+
+    def schema(self) -> ms.StreamSchema:
+        """Return the schema; with a fixed time dim if the records come in an order of their own."""
+        found = self.scene.schema(**self.layout)
+        if self.order is None:
+            return found
+        return ms.StreamSchema(
+            dims=found.dims,
+            time=ms.IndexedTime([time_of(i) for i in range(N_RECORDS)], units="seconds since 2000-01-01"),
+            variables=self._described(self.scene.variables, "time"),
+            statics=self._described(self.scene.statics),
+            coords={name: ms.Coordinate(tuple(d.split()), dtype=t) for name, (d, t) in self.scene.coords.items()},
+            **self.layout,
+        )
+
+    @staticmethod
+    def _described(kinds: Any, *lead: str) -> dict[str, ms.Variable]:
+        return {name: ms.Variable((*lead, *dims.split()), dtype) for name, (dims, dtype) in kinds.items()}
+
+    def region(self, rank: int) -> list[dict[str, tuple[int, int]]]:
+        """Return what a rank passes as its region."""
+        return [dict(zip(self.sizes, box, strict=True)) for box in self.held[rank]]
+
+    def write(self, writer: ms.StreamWriter, rank: int | None) -> None:
+        """Make the calls of a rank; each array is overwritten as soon as the call has returned. None: of all ranks."""
+        rng = random.Random(f"{self.seed} {rank}")
+        for name in self.scene.region_statics:
+            blocks = self._blocks(name, rank, 0, rng)
+            writer.write_static(name, _as_passed(blocks))
+            _spoil_all(blocks)
+        for k, record in enumerate(self.order or range(N_RECORDS)):
+            self._write_record(writer, rank, record, rng)
+            if self.commits[k]:
+                writer.commit()
+        writer.close()
+
+    def _write_record(self, writer: ms.StreamWriter, rank: int | None, record: int, rng: random.Random) -> None:
+        blocks = {name: self._blocks(name, rank, record, rng) for name in self.scene.variables}
+        t = time_of(record)
+        if self.order is not None:
+            writer.write_record_at(record, t, {name: _as_passed(b) for name, b in blocks.items()})
+        elif rng.random() < 0.6:
+            writer.write_record(t, {name: _as_passed(b) for name, b in blocks.items()})
+        else:
+            with writer.record(t) as put:
+                for name, found in blocks.items():
+                    if rng.random() < 0.5:
+                        put.put(name, _as_passed(found))
+                        _spoil_all(found)
+                        continue
+                    buffers = put.buffer(name)
+                    for buffer, block in zip(buffers if len(found) > 1 else [buffers], found, strict=True):
+                        buffer[...] = block
+        for found in blocks.values():
+            _spoil_all(found)
+
+    def _blocks(self, name: str, rank: int | None, record: int, rng: random.Random) -> list[Any]:
+        """Return a rank's blocks of a whole array, each in a form of its own."""
+        dims = {**self.scene.variables, **self.scene.statics, **self.scene.coords}[name][0].split()
+        whole = self.scene.whole(name, record)
+        boxes = [tuple((0, n) for n in self.sizes.values())] if rank is None else self.held[rank]
+        if not any(d in self.sizes for d in dims):
+            return [whole.copy()]
+        none = ((0, 0),) * len(self.sizes)
+        regions = [dict(zip(self.sizes, box, strict=True)) for box in boxes or [none]]
+        return [_formed(whole[tuple(slice(*r.get(d, (0, None))) for d in dims)], rng) for r in regions]
+
+
+def _formed(block: NDArray[Any], rng: random.Random) -> NDArray[Any]:
+    """Return a block in another memory order, byte order or with other strides; never one of the whole array's own."""
+    form = rng.randrange(6)
+    if form == 0:
+        return np.array(block, order="F")
+    if form == 1:
+        return block.astype(block.dtype.newbyteorder(">"))
+    if form == 2:
+        flips = tuple(slice(None, None, rng.choice([1, -1])) for _ in block.shape)
+        return block[flips].copy()[flips]
+    if form == 3 and block.ndim:
+        spaced = np.repeat(block, 2, axis=rng.randrange(block.ndim))
+        return spaced[
+            tuple(slice(None, None, 2 if a > b else 1) for a, b in zip(spaced.shape, block.shape, strict=True))
+        ]
+    if form == 4 and block.dtype.kind == "f":
+        return block.astype(np.float64)
+    return block.copy()
+
+
+def _as_passed(blocks: list[Any]) -> Any:
+    return blocks[0] if len(blocks) == 1 else blocks
+
+
+def _spoil_all(blocks: list[Any]) -> None:
+    for block in blocks:
+        spoil(block)
