@@ -46,6 +46,7 @@ NAMES = [
     "read_record",
     "read_static",
     "schema_fingerprint",
+    "suggest_layout",
     "write_open",
     "write_open_part",
     "write_resume",

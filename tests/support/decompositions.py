@@ -83,7 +83,6 @@ class Decomposed:
             statics={"topo": (" ".join(dims), "float32"), "soil": (" ".join(["level", *few]), "int16")},
             coords={"lat": (" ".join(dims), "float64")},
         )
-        # A scalar broadcasts: one value a record.
         self.row = rng.choice([1, 1, 3])
         self.layout: dict[str, Any] = {}
         if rng.random() < 0.7:
@@ -93,7 +92,6 @@ class Decomposed:
                 "shard_shape": {"time": self.row, **shard},
                 "chunk_shape": {"time": rng.choice([1, self.row]), **chunk},
             }
-        # A grid of more dims has more boxes.
         self.held = deal(rng, tile(rng, list(self.sizes.values()), rng.randint(1, 10)), n_ranks)
         self.options: dict[str, Any] = {
             "threads": rng.choice([0, 1]),
@@ -164,22 +162,24 @@ class Decomposed:
         whole = self.scene.whole(name, record)
         boxes = [tuple((0, n) for n in self.sizes.values())] if rank is None else self.held[rank]
         if not any(d in self.sizes for d in dims):
-            return [whole.copy()]
+            return [np.array(whole)]
         none = ((0, 0),) * len(self.sizes)
         regions = [dict(zip(self.sizes, box, strict=True)) for box in boxes or [none]]
-        return [_formed(whole[tuple(slice(*r.get(d, (0, None))) for d in dims)], rng) for r in regions]
+        return [_formed(np.array(whole[tuple(slice(*r.get(d, (0, None))) for d in dims)]), rng) for r in regions]
 
 
 def _formed(block: NDArray[Any], rng: random.Random) -> NDArray[Any]:
-    """Return a block in another memory order, byte order or with other strides; never one of the whole array's own."""
+    """Return a block in another memory order or byte order, or with other strides."""
     form = rng.randrange(6)
+    if not block.ndim:
+        return block
     if form == 0:
         return np.array(block, order="F")
     if form == 1:
         return block.astype(block.dtype.newbyteorder(">"))
     if form == 2:
         flips = tuple(slice(None, None, rng.choice([1, -1])) for _ in block.shape)
-        return block[flips].copy()[flips]
+        return np.array(block[flips])[flips]
     if form == 3 and block.ndim:
         spaced = np.repeat(block, 2, axis=rng.randrange(block.ndim))
         return spaced[
@@ -187,7 +187,7 @@ def _formed(block: NDArray[Any], rng: random.Random) -> NDArray[Any]:
         ]
     if form == 4 and block.dtype.kind == "f":
         return block.astype(np.float64)
-    return block.copy()
+    return block
 
 
 def _as_passed(blocks: list[Any]) -> Any:

@@ -199,7 +199,7 @@ def test_regions_that_do_not_tile_are_refused(boxes, kind, message) -> None:
 def test_a_box_that_a_rank_gives_twice_is_an_overlap() -> None:
     """It would pass two blocks for the same cells."""
     grid = ShardGrid(name="t", dims=("x",), shape=(8,), shard_shape=(3,))
-    with pytest.raises(TilingError, match="rank 0 .* and rank 0 .*; both own"):
+    with pytest.raises(TilingError, match=r"rank 0 .* and rank 0 .*; both own"):
         plan_exchange(grid, ("x",), [Region(("x",), [((0, 8),), ((0, 8),)])], 1)
 
 
