@@ -1,0 +1,221 @@
+"""What rearranging costs:  python ci/bench/rearrange.py
+
+Each rank holds 64 MiB of a field. *aligned*: its box is what it writes, so nothing moves. *shift*: every box lies half
+a box beside the shards, as far off as a shift can be: half of the field moves. *pencils*: the ranks hold columns, the
+shards are rows, so all but one part of each box moves, in pieces that are not contiguous. *gather*: as *shift*, but the
+usual way: everything is gathered on rank 0, which writes it. *hdf5*: as *shift*, with parallel HDF5 (collective
+writes, no filter) where an h5py that was built with MPI can be found; see --hdf5-python.
+
+Each turn is a process group of its own, in turns, in one run; medians. Cost is (x - aligned) / aligned. The last line
+is JSON. Fails if the cost of *shift* is above --target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+NY, NX = 4096, 4096  # cells a rank: 64 MiB of float32
+N_WARM, N_RECORDS = 2, 6
+
+
+def field_of(y: NDArray[Any], x: NDArray[Any]) -> NDArray[np.float32]:
+    """Return waves with noise in the last bits, at these rows and columns."""
+    smooth = 280 + 15 * np.sin(3e-4 * y)[:, None] * np.cos(5e-4 * x) + 2 * np.sin(0.01 * (y[:, None] + x))
+    noise = np.random.default_rng(int(y[0])).standard_normal((len(y), len(x)), "float32")
+    return np.asarray(smooth + 0.01 * noise, "float32")
+
+
+def boxes_of(case: str, rank: int, size: int) -> list[dict[str, tuple[int, int]]]:
+    """Return what a rank holds."""
+    rows = {"y": (rank * NY, (rank + 1) * NY), "x": (0, NX)}
+    if case == "aligned":
+        return [rows]
+    if case == "pencils":
+        return [{"y": (0, size * NY), "x": (rank * NX // size, (rank + 1) * NX // size)}]
+    half, n = NY // 2, size * NY
+    start = rank * NY + half
+    if start + NY <= n:
+        return [{"y": (start, start + NY), "x": (0, NX)}]
+    return [{"y": (start, n), "x": (0, NX)}, {"y": (0, half), "x": (0, NX)}]
+
+
+def blocks_of(boxes: list[dict[str, tuple[int, int]]]) -> list[NDArray[np.float32]]:
+    return [field_of(np.arange(*box["y"]), np.arange(*box["x"])) for box in boxes]
+
+
+def timed(comm: Any, write: Callable[[int], None]) -> float:
+    """Return the seconds a record that all ranks together take."""
+    for i in range(N_WARM):
+        write(i)
+    comm.Barrier()
+    began = time.perf_counter()
+    for i in range(N_WARM, N_WARM + N_RECORDS):
+        write(i)
+    comm.Barrier()
+    return (time.perf_counter() - began) / N_RECORDS
+
+
+def run_mpistream(case: str, folder: Path) -> float:
+    from mpi4py import MPI
+
+    import mpistream as ms
+
+    comm = MPI.COMM_WORLD
+    boxes = boxes_of(case, comm.rank, comm.size)
+    blocks = blocks_of(boxes)
+    schema = ms.StreamSchema(
+        dims={"time": None, "y": NY * comm.size, "x": NX},
+        time=ms.AppendTime(units="seconds since 2000-01-01"),
+        variables={"u": ms.Variable(("time", "y", "x"), "float32")},
+        shard_shape={"time": 1, "y": NY, "x": NX},
+        chunk_shape={"time": 1, "y": 64, "x": NX},
+    )
+    options = ms.Options(durability="none", threads=0)
+    with ms.write_open(folder / "run.zarr", schema, comm=comm, region=boxes, options=options) as writer:
+
+        def write(i: int) -> None:
+            writer.write_record(float(i), {"u": blocks if len(blocks) > 1 else blocks[0]})
+            writer.commit()
+
+        return timed(comm, write)
+
+
+def run_gather(folder: Path) -> float:
+    """The usual way: rank 0 gathers the field and writes it, with the same codec and chunks."""
+    from mpi4py import MPI
+
+    import mpistream as ms
+
+    comm = MPI.COMM_WORLD
+    block = np.concatenate(blocks_of(boxes_of("shift", comm.rank, comm.size)))
+    schema = ms.StreamSchema(
+        dims={"time": None, "y": NY * comm.size, "x": NX},
+        time=ms.AppendTime(units="seconds since 2000-01-01"),
+        variables={"u": ms.Variable(("time", "y", "x"), "float32")},
+        shard_shape={"time": 1, "y": NY, "x": NX},
+        chunk_shape={"time": 1, "y": 64, "x": NX},
+    )
+    whole = np.empty((comm.size * NY, NX), "float32") if comm.rank == 0 else None
+    writer = None
+    if comm.rank == 0:
+        options = ms.Options(durability="none", threads=0)
+        writer = ms.write_open(folder / "run.zarr", schema, comm=MPI.COMM_SELF, options=options)
+
+    def write(i: int) -> None:
+        comm.Gather(block, whole, root=0)
+        if writer is not None and whole is not None:
+            writer.write_record(float(i), {"u": np.roll(whole, NY // 2, axis=0)})
+            writer.commit()
+        comm.Barrier()
+
+    seconds = timed(comm, write)
+    if writer is not None:
+        writer.close()
+    return seconds
+
+
+def run_hdf5(folder: Path) -> float:
+    """Parallel HDF5: every rank writes its boxes of a dataset, collectively, without a filter."""
+    import h5py
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    boxes = boxes_of("shift", comm.rank, comm.size)
+    blocks = blocks_of(boxes)
+    n = N_WARM + N_RECORDS
+    with h5py.File(folder / "run.h5", "w", driver="mpio", comm=comm) as file:
+        data = file.create_dataset("u", (n, comm.size * NY, NX), "float32")
+
+        def write(i: int) -> None:
+            # A rank with one box writes nothing in the second call, which is collective.
+            for k in range(2):
+                with data.collective:
+                    if k < len(boxes):
+                        data[i, slice(*boxes[k]["y"]), :] = blocks[k]
+                    else:
+                        data[i, 0:0, :] = np.empty((0, NX), "float32")
+            file.flush()
+
+        return timed(comm, write)
+
+
+CASES: dict[str, Callable[[Path], float]] = {
+    "aligned": lambda folder: run_mpistream("aligned", folder),
+    "shift": lambda folder: run_mpistream("shift", folder),
+    "pencils": lambda folder: run_mpistream("pencils", folder),
+    "gather": run_gather,
+    "hdf5": run_hdf5,
+}
+
+
+def turn(case: str, n_ranks: int, arguments: argparse.Namespace) -> float | None:
+    python, mpiexec = sys.executable, os.environ.get("MPIEXEC", "mpiexec")
+    if case == "hdf5":
+        python, mpiexec = arguments.hdf5_python, arguments.hdf5_mpiexec or mpiexec
+    with tempfile.TemporaryDirectory(prefix="mpistream-rearrange-", dir=arguments.folder) as folder:
+        command = [*shlex.split(mpiexec), "-n", str(n_ranks), python, __file__, "--case", case, "--folder", folder]
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, timeout=300)
+    return float(done.stdout.split()[-1]) if done.returncode == 0 else None
+
+
+def measure(n_ranks: int, arguments: argparse.Namespace) -> dict[str, float]:
+    names = [name for name in CASES if name != "hdf5" or arguments.hdf5_python]
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(arguments.rounds):
+        for name in names:
+            seconds = turn(name, n_ranks, arguments)
+            if seconds is not None:
+                found[name].append(seconds)
+    return {name: statistics.median(s) for name, s in found.items() if s}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", help="where to write; the system's folder for temporary files by default")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--target", type=float, default=0.25)
+    parser.add_argument("--hdf5-python", help="an interpreter with mpi4py and an h5py that was built with MPI")
+    parser.add_argument("--hdf5-mpiexec", help="the mpiexec of its MPI")
+    parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.case:
+        from mpi4py import MPI
+
+        seconds = CASES[arguments.case](Path(arguments.folder))
+        if MPI.COMM_WORLD.rank == 0:
+            print(seconds)
+        return 0
+    document: dict[str, Any] = {"benchmark": "rearrange", "target": arguments.target}
+    is_met = True
+    for n_ranks in arguments.ranks:
+        medians = measure(n_ranks, arguments)
+        print(f"{n_ranks} ranks x 64 MiB a record")
+        for name, seconds in medians.items():
+            cost = seconds / medians["aligned"] - 1
+            speed = n_ranks * NY * NX * 4 / seconds / 1e6
+            print(f"  {name:8} {1e3 * seconds:8.1f} ms {speed:7.0f} MB/s  cost {100 * cost:6.1f} %")
+        if "hdf5" not in medians:
+            print("  hdf5     not measured: no h5py with MPI; name one with --hdf5-python")
+        document[str(n_ranks)] = {name: round(s, 5) for name, s in medians.items()}
+        is_met &= medians["shift"] / medians["aligned"] - 1 <= arguments.target
+    print(json.dumps(document))
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
