@@ -8,13 +8,16 @@ The model solves the linear shallow-water equations on the sphere,
     d(eta)/dt = -div(h u),      d(h u)/dt = -g h grad(eta),
 
 over the measured sea floor that matplotlib ships as sample data (91 x 120 points), interpolated to
-1,092 x 1,440 cells of 0.2 km. It uses explicit forward-backward steps on an Arakawa C-grid: the surface
+1,093 x 1,441 cells of 0.2 km. It uses explicit forward-backward steps on an Arakawa C-grid: the surface
 elevation ``eta`` at the centre of a cell, the transports ``hu`` and ``hv`` (depth times velocity, m2/s)
-on its eastern and northern face. Coasts and the rim of the map reflect.
+on the faces between cells. Coasts and the rim of the map reflect.
+
+Each rank has an even part of the cells, wherever its edges lie; mpistream moves what it must to the ranks
+that write whole shards.
 
 Two stores are written, and nothing else is kept:
 
-``--out``         the results, float32: ``eta`` and ``speed`` for every record, ``depth`` once
+``--out``         the results, float32: ``eta`` and ``speed``, ``u`` and ``v`` on their own points, ``depth`` once
 ``--checkpoint``  the whole state, float64, every few records: what a restart reads
 
 ``--resume`` takes everything from them: size, step and the newest state; any number of ranks will do.
@@ -54,9 +57,7 @@ RECORDS_PER_CHECKPOINT = 12
 
 TILE = (32, 512)  # rows, columns; what a step touches of a tile fits into a core's L2 cache
 
-# The grid is cut into at most 12 x 4 shards; a rank owns a box of whole shards. 12 x 4 is what the
-# process grids of 1 to 10 ranks need, and those of many larger numbers.
-SHARDS = (12, 4)
+SHARDS = (4, 2)  # the grid is cut into so many shards, however many ranks there are
 
 
 @dataclass(frozen=True)
@@ -133,21 +134,21 @@ class Grid:
         return HUMP_HEIGHT * np.exp(-((y / HUMP_RADIUS) ** 2)), np.exp(-((x / HUMP_RADIUS) ** 2))
 
 
-def shard_aligned_box(cart: MPI.Cartcomm, ny: int, nx: int) -> dict[str, tuple[int, int]]:
-    """Return what this rank of the process grid owns: whole shards, evenly dealt out along both axes."""
-    box = {}
-    for dim, n_cells, n_ranks, rank in zip(("lat", "lon"), (ny, nx), cart.dims, cart.coords, strict=True):
-        shard = shard_shape(ny, nx)[dim]
-        n_shards = -(-n_cells // shard)
-        if n_ranks > n_shards:
-            raise SystemExit(f"{n_ranks} ranks along {dim}, but only {n_shards} shards: use fewer ranks")
-        start, stop = (n_shards * r // n_ranks * shard for r in (rank, rank + 1))
-        box[dim] = (start, min(stop, n_cells))
-    return box
+def even_box(cart: MPI.Cartcomm, ny: int, nx: int) -> dict[str, tuple[int, int]]:
+    """Return the cells of this rank of the process grid."""
+    axes = zip(("lat", "lon"), (ny, nx), cart.dims, cart.coords, strict=True)
+    return {dim: (n * rank // n_ranks, n * (rank + 1) // n_ranks) for dim, n, n_ranks, rank in axes}
 
 
-def shard_shape(ny: int, nx: int) -> dict[str, int]:
-    return {"lat": -(-ny // SHARDS[0]), "lon": -(-nx // SHARDS[1])}
+def shard_shape(grid: Grid) -> dict[str, int]:
+    """Return the cells of a shard; the staggered dims have the same edges."""
+    return {"lat": -(-len(grid.lat.edges) // SHARDS[0]), "lon": -(-len(grid.lon.edges) // SHARDS[1])}
+
+
+def dims_of(grid: Grid) -> dict[str, int | ms.Staggered | None]:
+    """Return the dims: of faces there is one more than of cells, along either axis."""
+    cells = {"lat": len(grid.lat.centres), "lon": len(grid.lon.centres)}
+    return {"time": None, **cells, "lat_v": ms.Staggered("lat"), "lon_u": ms.Staggered("lon")}
 
 
 def wet_tiles(wet: NDArray[np.bool_]) -> Iterator[tuple[int, int, int, int]]:
@@ -177,6 +178,9 @@ class ShallowWater:
         ny, nx = len(grid.lat.centres), len(grid.lon.centres)
         on_map = ((rows >= 0) & (rows < ny))[:, None] & ((columns >= 0) & (columns < nx))
         self._rows, self._columns = rows.clip(0, ny - 1), columns.clip(0, nx - 1)
+        # Faces of the cells: a rank has those to the south and west of its own, and the rim if it lies there.
+        self._n_v = box["lat"][1] - box["lat"][0] + (box["lat"][1] == ny)
+        self._n_u = box["lon"][1] - box["lon"][0] + (box["lon"][1] == nx)
         self._grid, self._cart = grid, cart
 
         depth = grid.depth(self._rows, self._columns)
@@ -195,6 +199,9 @@ class ShallowWater:
         self._push_u, self._push_v = np.zeros_like(depth), np.zeros_like(depth)
         open_u, open_v = wet[:, :-1] & wet[:, 1:], wet[:-1] & wet[1:]
         h_u, h_v = 0.5 * (water[:, :-1] + water[:, 1:]), 0.5 * (water[:-1] + water[1:])
+        self._per_depth_u, self._per_depth_v = np.full_like(depth, np.nan), np.full_like(depth, np.nan)
+        np.divide(1.0, h_u, out=self._per_depth_u[:, :-1], where=open_u)
+        np.divide(1.0, h_v, out=self._per_depth_v[:-1], where=open_v)
         self._push_u[:, :-1] = open_u * (GRAVITY * grid.dt * h_u / (dx * cos_centre))
         self._push_v[:-1] = open_v * (GRAVITY * grid.dt * h_v / dy)
         # div(h u) = (d(hu)/dx + d(cos(lat) hv)/dy) / cos(lat), with dx at the equator
@@ -215,12 +222,23 @@ class ShallowWater:
 
     def state(self) -> dict[str, Array]:
         """Return the fields that a restart needs, as this rank's blocks."""
-        return {"eta": self.eta[1:-1, 1:-1], "hu": self.hu[1:-1, 1:-1], "hv": self.hv[1:-1, 1:-1]}
+        return {"eta": self.eta[1:-1, 1:-1], "hu": self._on_u(self.hu), "hv": self._on_v(self.hv)}
+
+    def _on_u(self, field: Array) -> Array:
+        """The western faces of this rank's cells, and the rim: those of index 0 are the eastern ones of the halo."""
+        return field[1:-1, : self._n_u]
+
+    def _on_v(self, field: Array) -> Array:
+        return field[: self._n_v, 1:-1]
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Set the fields that ``state`` returned, on however many ranks, and their halos."""
-        for name, block in self.state().items():
-            block[...] = state[name]
+        """Set the fields that ``state`` returned, on however many ranks, and their halos.
+
+        Of ``hu`` and ``hv`` all faces of this rank's cells are given, those to the north and east, too.
+        """
+        self.eta[1:-1, 1:-1] = state["eta"]
+        self.hu[1:-1, :-1] = state["hu"]
+        self.hv[:-1, 1:-1] = state["hv"]
         for field in (self.eta, self.hu, self.hv):
             self._halo.exchange(field)
 
@@ -265,6 +283,12 @@ class ShallowWater:
         """Return the surface elevation in metres, NaN on land."""
         return np.where(self.wet, self.eta[1:-1, 1:-1], np.nan).astype(np.float32)
 
+    def velocities(self) -> dict[str, NDArray[np.float32]]:
+        """Return the velocities on the faces in m/s, NaN where a face is closed."""
+        u = self._on_u(self.hu) * self._on_u(self._per_depth_u)
+        v = self._on_v(self.hv) * self._on_v(self._per_depth_v)
+        return {"u": u.astype(np.float32), "v": v.astype(np.float32)}
+
     def speed(self) -> NDArray[np.float32]:
         """Return the speed at the centres in m/s, NaN on land: the faces' mean transport over the depth."""
         u = (self.hu[1:-1, :-2] + self.hu[1:-1, 1:-1]) * self._half_over_depth
@@ -296,11 +320,11 @@ class Halo:
 
 def output_schema(grid: Grid, steps_per_record: int) -> ms.StreamSchema:
     """Describe the results, with all that a resumed run must know about this one in the attributes."""
-    ny, nx = len(grid.lat.centres), len(grid.lon.centres)
     dims = ("time", "lat", "lon")
+    on_u, on_v = ("time", "lat", "lon_u"), ("time", "lat_v", "lon")
     sea_level = {"standard_name": "sea_surface_height_above_mean_sea_level", "units": "m"}
     return ms.StreamSchema(
-        dims={"time": None, "lat": ny, "lon": nx},
+        dims=dims_of(grid),
         time=ms.AppendTime(units="seconds since 2000-01-01", calendar="proleptic_gregorian"),
         variables={
             "eta": ms.Variable(dims, "float32", attrs={"long_name": "surface elevation", **sea_level}),
@@ -309,6 +333,8 @@ def output_schema(grid: Grid, steps_per_record: int) -> ms.StreamSchema:
                 "float32",
                 attrs={"standard_name": "sea_water_speed", "long_name": "speed", "units": "m s-1"},
             ),
+            "u": ms.Variable(on_u, "float32", attrs={"standard_name": "sea_water_x_velocity", "units": "m s-1"}),
+            "v": ms.Variable(on_v, "float32", attrs={"standard_name": "sea_water_y_velocity", "units": "m s-1"}),
         },
         statics={
             "depth": ms.Variable(
@@ -322,8 +348,8 @@ def output_schema(grid: Grid, steps_per_record: int) -> ms.StreamSchema:
             )
         },
         coords=coordinates(grid),
-        shard_shape={"time": RECORDS_PER_ROW, **shard_shape(ny, nx)},
-        chunk_shape={"time": 1, **shard_shape(ny, nx)},
+        shard_shape={"time": RECORDS_PER_ROW, **shard_shape(grid)},
+        chunk_shape={"time": 1, **shard_shape(grid)},
         attrs={
             "Conventions": "CF-1.11",
             "title": "Tsunami in the Strait of Georgia",
@@ -335,24 +361,23 @@ def output_schema(grid: Grid, steps_per_record: int) -> ms.StreamSchema:
 
 
 def checkpoint_schema(grid: Grid) -> ms.StreamSchema:
-    """Describe the state. The faces of a cell are stored at its centre: there are as many of each."""
-    ny, nx = len(grid.lat.centres), len(grid.lon.centres)
+    """Describe the state."""
     dims = ("time", "lat", "lon")
     return ms.StreamSchema(
-        dims={"time": None, "lat": ny, "lon": nx},
+        dims=dims_of(grid),
         time=ms.AppendTime(units="seconds since 2000-01-01", calendar="proleptic_gregorian"),
         variables={
             "eta": ms.Variable(dims, "float64", attrs={"long_name": "surface elevation", "units": "m"}),
             "hu": ms.Variable(
-                dims, "float64", attrs={"long_name": "transport through the eastern face", "units": "m2 s-1"}
+                ("time", "lat", "lon_u"), "float64", attrs={"long_name": "eastward transport", "units": "m2 s-1"}
             ),
             "hv": ms.Variable(
-                dims, "float64", attrs={"long_name": "transport through the northern face", "units": "m2 s-1"}
+                ("time", "lat_v", "lon"), "float64", attrs={"long_name": "northward transport", "units": "m2 s-1"}
             ),
         },
         coords=coordinates(grid),
-        shard_shape={"time": 1, **shard_shape(ny, nx)},
-        chunk_shape={"time": 1, **shard_shape(ny, nx)},
+        shard_shape={"time": 1, **shard_shape(grid)},
+        chunk_shape={"time": 1, **shard_shape(grid)},
         codec="checkpoint",
         attrs={"Conventions": "CF-1.11", "title": "State of a tsunami in the Strait of Georgia"},
     )
@@ -364,6 +389,8 @@ def coordinates(grid: Grid) -> dict[str, ms.Coordinate]:
     return {
         "lat": ms.Coordinate(("lat",), grid.lat.centres, attrs=north),
         "lon": ms.Coordinate(("lon",), grid.lon.centres, attrs=east),
+        "lat_v": ms.Coordinate(("lat_v",), grid.lat.edges, attrs=north),
+        "lon_u": ms.Coordinate(("lon_u",), grid.lon.edges, attrs=east),
     }
 
 
@@ -395,12 +422,19 @@ def main() -> None:
             steps_per_record = results.schema.attrs["steps_per_record"]
 
     cart = world.Create_cart(MPI.Compute_dims(world.size, 2))
-    box = shard_aligned_box(cart, ny, nx)
+    box = even_box(cart, ny, nx)
     grid = Grid.over(SeaFloor.load(cart), ny, nx)
     model = ShallowWater(grid, cart, box)
     if saved:
         restart = float(saved.times[-1])
-        model.restore({name: saved.read_record(name, -1, region=box) for name in model.state()})
+        # Any box can be read: here the faces on all sides of this rank's cells.
+        faces = {f"{dim}_{face}": (box[dim][0], box[dim][1] + 1) for dim, face in (("lat", "v"), ("lon", "u"))}
+        boxes = {
+            "eta": box,
+            "hu": {"lat": box["lat"], "lon_u": faces["lon_u"]},
+            "hv": {"lat_v": faces["lat_v"], "lon": box["lon"]},
+        }
+        model.restore({name: saved.read_record(name, -1, region=region) for name, region in boxes.items()})
         saved.close()
     else:
         restart = None
@@ -425,7 +459,7 @@ def main() -> None:
             if record:  # record 0 is the initial state
                 model.advance(steps_per_record)
             t = record * steps_per_record * grid.dt
-            out.write_record(t, {"eta": model.surface(), "speed": model.speed()})
+            out.write_record(t, {"eta": model.surface(), "speed": model.speed(), **model.velocities()})
             if (record + 1) % RECORDS_PER_COMMIT == 0:
                 out.commit()
             if (record + 1) % RECORDS_PER_CHECKPOINT == 0:
@@ -462,7 +496,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
     add("--records", type=int, default=48, metavar="N", help="how many in total (48)")
     add("--steps-per-record", type=int, default=32, metavar="N", help="time steps between two records (32)")
-    add("--size", type=grid_size, default=(1092, 1440), metavar="NYxNX", help="cells (1092x1440)")
+    add("--size", type=grid_size, default=(1093, 1441), metavar="NYxNX", help="cells (1093x1441)")
     add("--pace", type=float, default=0.0, metavar="SECONDS", help="let every record take at least so long")
     return parser.parse_args()
 
