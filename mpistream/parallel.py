@@ -202,9 +202,13 @@ class StreamWriter:
         ------
         SchemaError
             On the calling rank, before anything of the record is taken: t does not increase or is not
-            finite, a variable is missing or unknown, a block has another shape or dtype.
+            finite, a variable is missing or unknown, a block has another shape or dtype. On every rank, if pieces
+            of the record move between ranks; the call is then collective.
         ProtocolError
-            On the calling rank, when the writer is closed or a record is open.
+            On the calling rank, when the writer is closed or a record is open. On every rank, if pieces move and the
+            ranks differ in record or time.
+        CommitError
+            If pieces move, kind ``timeout``: a rank did not come.
 
         Notes
         -----
@@ -284,7 +288,7 @@ class StreamWriter:
         try:
             found = check()
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
-            failure = _on_every_rank(error, self._channel.rank)
+            failure = _as_ours(error, self._channel.rank)
         self._channel.exchange(call, digest="" if found is None else digest(found), failure=failure)
         assert found is not None
         return found

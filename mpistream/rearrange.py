@@ -144,6 +144,10 @@ def _sources(grid: ShardGrid, held: Sequence[Sequence[Box]], *, is_shadow: bool)
         entries = [(rank, patch, box) for box, (rank, patch) in first.items()]
         if find_overlap([box for _, _, box in entries]) is not None:
             entries = _without_overlaps(entries)
+        by_rank: list[list[Box]] = [[] for _ in held]
+        for rank, _, box in entries:
+            by_rank[rank].append(box)
+        prove_tiling(grid.name, grid.dims, grid.shape, by_rank)
     return _Sources(
         boxes=np.array([e[2] for e in entries], dtype=np.int64).reshape(len(entries), len(grid.shape), 2),
         ranks=np.array([e[0] for e in entries], dtype=np.int64),

@@ -108,6 +108,7 @@ class Region(Mapping[str, Interval]):
         if not isinstance(given, Mapping):
             raise SchemaError(f"a region is a mapping dim -> (start, stop), not {type(given).__name__}", kind="region")
         if isinstance(given, Region):
+            _check_dims(given.dims, sizes)
             return cls.from_boxes([dict(zip(given.dims, box, strict=True)) for box in given.boxes], sizes)
         return cls.from_boxes([given], sizes)
 
@@ -130,12 +131,7 @@ class Region(Mapping[str, Interval]):
             As `from_mapping`.
         """
         for mapping in mappings:
-            unknown = [dim for dim in mapping if dim not in sizes]
-            if unknown:
-                raise SchemaError(
-                    f"region: {unknown[0]!r} is no partitioned dim; name only {', '.join(sizes) or 'no dim'}",
-                    kind="region",
-                )
+            _check_dims(mapping, sizes)
         boxes = [box_of_mapping(mapping, sizes) for mapping in mappings]
         if len(boxes) > 1 and not all(map(box_n_cells, boxes)):
             # Blocks are passed in the order of the boxes: one that is left out silently would shift them.
@@ -223,6 +219,14 @@ class Region(Mapping[str, Interval]):
         if not self._boxes:
             return f"Region({', '.join(self._dims)}: empty)"
         return f"Region({' + '.join(format_box(self._dims, box) for box in self._boxes)})"
+
+
+def _check_dims(dims: Iterable[str], sizes: Mapping[str, int]) -> None:
+    unknown = [dim for dim in dims if dim not in sizes]
+    if unknown:
+        raise SchemaError(
+            f"region: {unknown[0]!r} is no partitioned dim; name only {', '.join(sizes) or 'no dim'}", kind="region"
+        )
 
 
 def box_of_mapping(mapping: Mapping[str, Any], sizes: Mapping[str, int]) -> Box:
