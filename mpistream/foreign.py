@@ -29,8 +29,8 @@ from mpistream.zarr3.shard import read_shard
 
 __all__ = ["ForeignStore"]
 
-# Far beyond any hierarchy that a person made.
-_MAX_DEPTH = 64
+# Far beyond any hierarchy that a person made, and less than the 40 links that Linux follows in one path.
+_MAX_DEPTH = 32
 _MAX_NODES = 100_000
 
 

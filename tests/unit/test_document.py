@@ -216,7 +216,7 @@ def test_a_grid_that_is_not_regular_has_no_chunk_shape() -> None:
         *[({**ARRAY, "shape": v}, "shape .* is not a list of lengths") for v in (7, [7, -1], [7.0], [True], [2**63])],
         *[
             ({**ARRAY, "data_type": v}, "data_type .* is not an object with a name")
-            for v in (None, {}, {"name": 1}, [])
+            for v in (None, dict[str, Any](), {"name": 1})
         ],
         ({**ARRAY, "chunk_grid": {"name": "regular"}}, "chunk_shape None is not a list of 2 lengths"),
         (
