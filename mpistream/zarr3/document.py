@@ -13,6 +13,7 @@ Sources: Zarr v3 core specification ("Array metadata", "Group metadata", "Chunk 
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,9 @@ _ARRAY_FIELDS = {
 _GROUP_FIELDS = {"zarr_format", "node_type", "attributes"}
 # Lengths are 64-bit integers in every implementation.
 _MAX_LENGTH = 2**63 - 1
+# Values in messages: whatever a document holds, as long and as deep as a person reads.
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 100
 _INDEX_CODECS = ["bytes", "crc32c"]
 
 
@@ -94,7 +98,7 @@ def _lengths(key: str, what: str, value: Any, n_dims: int | None = None) -> tupl
         or n_dims not in (None, len(value))
     ):
         counted = "" if n_dims is None else f"{n_dims} "
-        raise _fail(key, f"{what} {str(value)[:200]} is not a list of {counted}lengths")
+        raise _fail(key, f"{what} {_SHOWN.repr(value)} is not a list of {counted}lengths")
     return tuple(value)
 
 
@@ -105,7 +109,7 @@ def _named(key: str, what: str, value: Any) -> tuple[str, Mapping[str, Any]]:
     found = value.get("name") if isinstance(value, dict) else None
     configuration = value.get("configuration", {}) if isinstance(value, dict) else None
     if not isinstance(found, str) or not isinstance(configuration, dict):
-        raise _fail(key, f"{what} {str(value)[:200]} is not an object with a name")
+        raise _fail(key, f"{what} {_SHOWN.repr(value)} is not an object with a name")
     return found, configuration
 
 
@@ -131,13 +135,13 @@ def parse_v3(path: str, key: str, data: bytes) -> Node:
     # Not JSON, but in attributes of many stores: NaN and infinities as Python writes them.
     document = parse_json(key, data, is_strict=False)
     if document.get("zarr_format") != 3:  # noqa: PLR2004
-        raise _fail(key, f"zarr_format is {str(document.get('zarr_format'))[:200]}, expected 3")
+        raise _fail(key, f"zarr_format is {_SHOWN.repr(document.get('zarr_format'))}, expected 3")
     attrs = _attributes(key, document.get("attributes", {}))
     kind = document.get("node_type")
     if kind == "group":
         return Node(path=path, kind="group", attrs=attrs)
     if kind != "array":
-        raise _fail(key, f"node_type is {str(kind)[:200]}, neither group nor array")
+        raise _fail(key, f"node_type is {_SHOWN.repr(kind)}, neither group nor array")
     if missing := sorted(_ARRAY_FIELDS - document.keys() - {"attributes", "storage_transformers", "dimension_names"}):
         raise _fail(key, f"lacks {', '.join(missing)}")
     shape = _lengths(key, "shape", document["shape"])
@@ -174,7 +178,7 @@ def _dims(key: str, value: Any, n_dims: int) -> tuple[str | None, ...] | None:
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != n_dims or not all(d is None or isinstance(d, str) for d in value):
-        raise _fail(key, f"dimension_names {str(value)[:200]} are not {n_dims} names")
+        raise _fail(key, f"dimension_names {_SHOWN.repr(value)} are not {n_dims} names")
     return tuple(value)
 
 
@@ -217,7 +221,7 @@ def _layout(
 def _codec(codecs: Sequence[tuple[str, Mapping[str, Any]]], dtype: np.dtype[Any]) -> ChunkCodec:
     try:
         return ChunkCodec([{"name": n, "configuration": c} for n, c in codecs], dtype)
-    except FormatError as error:
+    except (FormatError, RecursionError) as error:  # a value nested so deep that it can't be printed
         raise _ForeignError(str(error)) from error
 
 
@@ -236,7 +240,7 @@ def _shards(
     chain, index = ([_named(key, "codec of sharding_indexed", c) for c in v] for v in lists if v is not None)
     location = configuration.get("index_location", "end")
     if location not in ("start", "end"):
-        raise _fail(key, f"index_location {str(location)[:200]} is neither start nor end")
+        raise _fail(key, f"index_location {_SHOWN.repr(location)} is neither start nor end")
     if len(codecs) > 1:
         raise _ForeignError("codecs over shards")
     if [n for n, _ in index] != _INDEX_CODECS or index[0][1].get("endian") != "little":
@@ -258,7 +262,7 @@ def _key_encoding(key: str, value: Any) -> tuple[tuple[str, ...], str]:
         raise _ForeignError(f"chunk key encoding {name!r}")
     separator = configuration.get("separator", "/" if name == "default" else ".")
     if separator not in ("/", "."):
-        raise _fail(key, f"separator {str(separator)[:200]} is neither / nor .")
+        raise _fail(key, f"separator {_SHOWN.repr(separator)} is neither / nor .")
     return ("c",) if name == "default" else (), separator
 
 
@@ -267,12 +271,12 @@ def _fill(dtype: np.dtype[Any], value: Any) -> NDArray[Any]:
     parts = value if dtype.kind == "c" else [value]
     part = np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
     if not isinstance(parts, list) or len(parts) != dtype.itemsize // part.itemsize:
-        raise _ForeignError(f"fill value {str(value)[:200]} of {dtype.name}")
+        raise _ForeignError(f"fill value {_SHOWN.repr(value)} of {dtype.name}")
     try:
         with np.errstate(over="raise"):
             return np.concatenate([_fill_part(part, v) for v in parts]).view(dtype).reshape(())
     except (ArithmeticError, TypeError, ValueError) as error:
-        raise _ForeignError(f"fill value {str(value)[:200]} of {dtype.name}") from error
+        raise _ForeignError(f"fill value {_SHOWN.repr(value)} of {dtype.name}") from error
 
 
 def _fill_part(dtype: np.dtype[Any], value: Any) -> NDArray[Any]:
@@ -315,14 +319,16 @@ def parse_v2(path: str, keys: tuple[str, str], data: bytes, attributes: bytes | 
     document = parse_json(key, data, is_strict=False)
     attrs = {} if attributes is None else parse_json(attributes_key, attributes, is_strict=False)
     if document.get("zarr_format") != 2:  # noqa: PLR2004
-        raise _fail(key, f"zarr_format is {str(document.get('zarr_format'))[:200]}, expected 2")
+        raise _fail(key, f"zarr_format is {_SHOWN.repr(document.get('zarr_format'))}, expected 2")
     if key.endswith(".zgroup"):
         return Node(path=path, kind="group", attrs=attrs)
     shape = _lengths(key, "shape", document.get("shape"))
     try:
-        dtype = np.dtype(str(document.get("dtype"))).name
-    except (SyntaxError, TypeError, ValueError):
-        dtype = str(document.get("dtype"))[:200]
+        dtype = (
+            np.dtype(document["dtype"]).name if isinstance(document["dtype"], str) else _SHOWN.repr(document["dtype"])
+        )
+    except (KeyError, SyntaxError, TypeError, ValueError) as error:
+        raise _fail(key, f"bad dtype: {error!r}") from error
     dims = attrs.get("_ARRAY_DIMENSIONS")
     return ArrayNode(
         path=path,

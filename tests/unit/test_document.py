@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,7 @@ def test_fill_values_are_read_bitwise(dtype: str, value: Any, expected: bytes) -
 def test_a_fill_value_that_does_not_fit_is_left_to_zarr_python(dtype: str, value: Any) -> None:
     node = parse_array(data_type=dtype, fill_value=value)
     assert node.layout is None
-    assert node.foreign == f"fill value {str(value)[:200]} of {dtype}"
+    assert node.foreign == f"fill value {reprlib.repr(value)} of {dtype}"
 
 
 @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "1e999"])
@@ -210,7 +211,7 @@ def test_a_grid_that_is_not_regular_has_no_chunk_shape() -> None:
         ([1], "not a JSON object"),
         ({}, "zarr_format is None, expected 3"),
         ({**ARRAY, "zarr_format": 2}, "zarr_format is 2, expected 3"),
-        ({"zarr_format": 3, "node_type": "leaf"}, "node_type is leaf, neither group nor array"),
+        ({"zarr_format": 3, "node_type": "leaf"}, "node_type is 'leaf', neither group nor array"),
         ({"zarr_format": 3, "node_type": "group", "attributes": [1]}, "attributes are not an object"),
         (without("shape", "codecs"), "lacks codecs, shape"),
         *[({**ARRAY, "shape": v}, "shape .* is not a list of lengths") for v in (7, [7, -1], [7.0], [True], [2**63])],
@@ -231,12 +232,12 @@ def test_a_grid_that_is_not_regular_has_no_chunk_shape() -> None:
             ({**ARRAY, "dimension_names": v}, "dimension_names .* are not 2 names")
             for v in ("yx", ["y"], ["y", 1], {"y": 1, "x": 2})
         ],
-        ({**ARRAY, "chunk_key_encoding": {"name": "v2", "configuration": {"separator": ":"}}}, "separator : is"),
+        ({**ARRAY, "chunk_key_encoding": {"name": "v2", "configuration": {"separator": ":"}}}, "separator ':' is"),
         ({**ARRAY, **sharded(chunk_shape=None)}, "chunk_shape of sharding_indexed None is not a list of 2 lengths"),
         ({**ARRAY, **sharded(codecs=None)}, "sharding_indexed lacks codecs or index_codecs"),
         ({**ARRAY, **sharded(index_codecs="x")}, "sharding_indexed lacks codecs or index_codecs"),
         ({**ARRAY, **sharded(codecs=[7])}, "codec of sharding_indexed 7 is not an object"),
-        ({**ARRAY, **sharded(index_location="middle")}, "index_location middle is neither start nor end"),
+        ({**ARRAY, **sharded(index_location="middle")}, "index_location 'middle' is neither start nor end"),
     ],
 )
 def test_a_damaged_document_is_a_format_error_with_its_key(document: Any, text: str) -> None:
@@ -248,6 +249,17 @@ def test_a_damaged_document_is_a_format_error_with_its_key(document: Any, text: 
 def test_what_is_no_json_is_a_format_error_with_its_key(data: bytes) -> None:
     with pytest.raises(FormatError, match=f"^{KEY}: not "):
         parse_v3("a", KEY, data)
+
+
+@pytest.mark.parametrize("name", ["shape", "fill_value", "dimension_names", "codecs", "zarr_format"])
+def test_no_depth_ends_in_another_error(name: str) -> None:
+    """Also where Python's parser can still follow and its writer can't."""
+    for depth in range(700, 1100, 3):
+        text = json.dumps({**ARRAY, name: "@"}).replace('"@"', "[" * depth + "]" * depth)
+        try:
+            parse_v3("a", KEY, text.encode())
+        except FormatError as error:
+            assert str(error).startswith(KEY)
 
 
 V2: dict[str, Any] = {"zarr_format": 2, "shape": [7, 12], "chunks": [4, 6], "dtype": ">f4", "order": "F"}
@@ -271,6 +283,8 @@ def test_an_array_of_zarr_v2_is_told_by_its_documents() -> None:
     [
         ({**V2, "zarr_format": 3}, None, "a/.zarray: zarr_format is 3, expected 2"),
         ({**V2, "shape": None}, None, "a/.zarray: shape None"),
+        ({**V2, "dtype": "<q9"}, None, "a/.zarray: bad dtype"),
+        ({k: v for k, v in V2.items() if k != "dtype"}, None, "a/.zarray: bad dtype"),
         ({**V2, "chunks": [4]}, None, r"a/.zarray: chunks \[4\] is not a list of 2 lengths"),
         (V2, b"[]", "a/.zattrs: not a JSON object"),
         (V2, b'{"_ARRAY_DIMENSIONS": ["y"]}', "a/.zattrs: dimension_names"),
