@@ -12,6 +12,7 @@ import pytest
 
 import mpistream as ms
 from mpistream import foreign
+from mpistream.local_store import LocalStore
 from mpistream.manifest import MANIFEST_KEY
 from mpistream.memory_store import MemoryStore
 from tests.support.counting_store import CountingStore
@@ -145,9 +146,12 @@ def test_a_damaged_manifest_of_a_stream_below_is_named() -> None:
         ({"v/zarr.json": array(**sharded(2**40, 1)), "v/c/0": bytes(40)}, "v/c/0"),
     ],
 )
-def test_a_damaged_chunk_is_named(objects: dict[str, bytes], key: str) -> None:
+def test_a_damaged_chunk_is_named(tmp_path: Path, objects: dict[str, bytes], key: str) -> None:
     """A chunk that is cut, has another checksum, or an index that can't be as large as its document says."""
-    store = CountingStore(store_of({"zarr.json": GROUP, **objects}))
+    store = CountingStore(LocalStore(tmp_path))
+    for name, data in {"zarr.json": GROUP, **objects}.items():
+        store.make_folder(name.rpartition("/")[0])
+        store.create(name, data)
     reader = ms.open_reader(store)  # type: ignore[arg-type]
     with pytest.raises(ms.FormatError, match=f"^{key}: "):
         reader.read_array("v")
