@@ -50,7 +50,8 @@ def _manifest_bytes(store: ReadableStore) -> bytes:
     data = store.read(MANIFEST_KEY)
     if data is None:
         raise FormatError(
-            f"{store.url}: no {MANIFEST_KEY}; this is not a store of mpistream, or it was never created whole",
+            f"{store.url}: no {MANIFEST_KEY}; this is neither a stream of mpistream nor another Zarr store, or it was "
+            "never created whole",
             kind="no_manifest",
         )
     return data

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import tensorstore as ts
+import xarray
 import zarr
 from numpy.typing import NDArray
 
@@ -183,6 +184,29 @@ def test_zarr_v2_is_listed_and_read(tmp_path: Path) -> None:
     assert found.tolist() == [values[3, 1:6].tolist(), [-1] * 5]
     assert found.dtype == np.dtype("int32")
     assert found.dtype.isnative
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_what_xarray_wrote_is_read_by_the_names_of_its_dims(tmp_path: Path, zarr_format: Literal[2, 3]) -> None:
+    """A dataset with coordinates and dates: the box of a rank, dims and attributes, and raw values of the dates."""
+    t2m = np.arange(24, dtype="f4").reshape(2, 3, 4)
+    times = np.array(["2000-01-01", "2000-01-02"], "M8[ns]")
+    dataset = xarray.Dataset(
+        {"t2m": (("time", "lat", "lon"), t2m, {"units": "K"})},
+        coords={"lat": [10.0, 20.0, 30.0], "lon": np.arange(4.0), "time": times},
+        attrs={"source": "reanalysis"},
+    )
+    dataset.to_zarr(tmp_path / "ds.zarr", zarr_format=zarr_format, consolidated=False)
+    reader = ms.open_reader(tmp_path / "ds.zarr")
+    assert list(reader.hierarchy()) == ["", "lat", "lon", "t2m", "time"]
+    assert {p: n.dims for p, n in reader.hierarchy().items() if p} == {p: dataset[p].dims for p in dataset.variables}
+    assert reader.attrs["source"] == "reanalysis"
+    assert reader.attrs_of("t2m")["units"] == "K"
+    region = ms.Region(("lat", "lon", "depth"), [((1, 3), (2, 4), (0, 1))])
+    np.testing.assert_array_equal(reader.read_array("t2m", region), t2m[:, 1:3, 2:4], strict=True)
+    assert reader.read_array("lat", {"lat": (1, 3)}).tolist() == [20.0, 30.0]
+    assert reader.read_array("time").tolist() == [0, 1]
+    assert reader.attrs_of("time")["units"].startswith("days since 2000-01-01")
 
 
 @pytest.mark.parametrize(
