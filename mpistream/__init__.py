@@ -20,6 +20,7 @@ from mpistream.errors import (
 )
 from mpistream.indices import Indices
 from mpistream.layout import decompose, suggest_layout
+from mpistream.node import Node
 from mpistream.options import Options
 from mpistream.parallel import StreamWriter
 from mpistream.parts import PartWriter, commit_tokens, write_open_part
@@ -42,6 +43,7 @@ __all__ = [
     "IndexedTime",
     "Indices",
     "MPIStreamError",
+    "Node",
     "Options",
     "PartWriter",
     "Plan",

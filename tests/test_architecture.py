@@ -19,9 +19,9 @@ LAYERS = """
     names  block  tiling  ranges  options  local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard
     description  region  grid  indices  rearrange  arrays  schema
-    layout  manifest  blobs
-    zarr3.metadata  zarr3.snapshot
-    array_reader
+    layout  manifest  blobs  node
+    zarr3.metadata  zarr3.snapshot  zarr3.document
+    array_reader  foreign
     token  epoch  decomposition  plan  commit
     lease  staging  rows  recovery
     rank_writer  record  mover
@@ -51,6 +51,7 @@ PURE = {
     "layout",
     "manifest",
     "names",
+    "node",
     "plan",
     "ranges",
     "rearrange",
@@ -59,6 +60,7 @@ PURE = {
     "tiling",
     "token",
     "zarr3.codecs",
+    "zarr3.document",
     "zarr3.shard",
 }
 IMPURE_PACKAGES = {

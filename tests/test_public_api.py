@@ -22,6 +22,7 @@ NAMES = [
     "IndexedTime",
     "Indices",
     "MPIStreamError",
+    "Node",
     "Options",
     "PartWriter",
     "Plan",
