@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -30,7 +31,8 @@ def test_a_plane_over_four_ranks() -> None:
     found = plan(schema, decompose(schema, 4), writers="all")
     assert found == Plan(
         n_ranks=4,
-        n_writers=4,
+        writers=(0, 1, 2, 3),
+        layouts={"t": ((1, 256, 256), (1, 256, 256))},
         n_objects_per_record=4,
         n_folders_per_record=3,
         nbytes_per_record=2**20,
@@ -38,6 +40,7 @@ def test_a_plane_over_four_ranks() -> None:
         max_writer_nbytes_per_record=2**18,
         max_object_nbytes=2**18,
         writer_memory_nbytes=2**18,
+        node_memory_nbytes=2**20,
         warnings=(
             (
                 "objects of variable 't' have 256 KiB before compression, under 4 MiB: raise shard_shape, "
@@ -134,15 +137,35 @@ def test_a_rearranged_plane() -> None:
 
 
 def test_one_writer_a_node() -> None:
-    """Eight ranks on two nodes, each with an eighth: both that write have a quarter more than they hold three times."""
+    """Eight ranks on two nodes, each with an eighth: one of each half gets the three other eighths of it."""
     schema = stream({"x": 64}, {"t": ms.Variable(("time", "x"), "f4")})
     regions = [Region.of_box(("x",), ((8 * r, 8 * r + 8),)) for r in range(8)]
-    found = plan(schema, regions, nodes=["a"] * 4 + ["b"] * 4, writers="node")
+    nodes = ["a"] * 4 + ["b"] * 4
+    found = plan(schema, regions, nodes=nodes, writers="node")
     assert (found.n_ranks, found.n_writers, found.n_objects_per_record) == (8, 2, 2)
     assert found.nbytes_moved_per_record == 2 * 3 * 8 * 4
+    # The row of one record, and the record that is received.
+    assert found.writer_memory_nbytes == found.node_memory_nbytes == 32 * 4 * 2
     assert plan(schema, regions, writers="node").n_writers == 1
     assert plan(schema, regions, writers=3).n_writers == 3
     assert plan(schema, regions, writers=20).n_writers == 8
+    # Both that write on one node.
+    assert plan(schema, regions, nodes=["a"] * 8, writers=2).node_memory_nbytes == 64 * 4 * 2
+
+
+def test_objects_of_a_run_are_counted_up() -> None:
+    """Three shards a row of two records: five records are three rows, of which the last one is filled in part."""
+    schema = stream({"x": 64}, {"t": ms.Variable(("time", "x"), "f4", shard_shape=(2, 30), chunk_shape=(1, 30))})
+    found = plan(schema, decompose(schema, 1))
+    assert found.n_objects_per_record == 1.5
+    assert [found.n_objects(n) for n in (0, 2, 4, 5)] == [0, 3, 6, 8]
+
+
+def test_a_plan_survives_json() -> None:
+    """from_json takes back what to_json wrote."""
+    schema = stream({"y": 8, "x": 8}, {"t": ms.Variable(("time", "y", "x"), "f4"), "e": ms.Variable(("time",), "f8")})
+    found = plan(schema, decompose(schema, 3), writers=2)
+    assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
 # ---- warnings ----------------------------------------------------------------------------------------
@@ -199,7 +222,8 @@ def test_sizes_are_shown_in_binary_units(nbytes, words) -> None:
     """The largest unit that fits, and no exponent."""
     shown = Plan(
         n_ranks=1,
-        n_writers=1,
+        writers=(0,),
+        layouts={},
         n_objects_per_record=0.5,
         n_folders_per_record=0,
         nbytes_per_record=nbytes,
@@ -207,6 +231,7 @@ def test_sizes_are_shown_in_binary_units(nbytes, words) -> None:
         max_writer_nbytes_per_record=0,
         max_object_nbytes=0,
         writer_memory_nbytes=0,
+        node_memory_nbytes=0,
         warnings=(),
     )
     assert str(shown).startswith(f"1 of 1 ranks write {words} a record in 0.5 objects")
