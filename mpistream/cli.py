@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,13 +15,21 @@ from rich.console import Console
 from rich.table import Table
 
 from mpistream._version import __version__
-from mpistream.errors import FormatError, MPIStreamError
+from mpistream.decomposition import settle
+from mpistream.errors import FormatError, MPIStreamError, SchemaError
 from mpistream.info import describe, short_chain
 from mpistream.manifest import parse_json
+from mpistream.options import Options
 from mpistream.parts import commit_tokens
+from mpistream.plan import plan_of
+from mpistream.ranges import ranges_of
+from mpistream.reader import open_reader
+from mpistream.schema import StreamSchema
 from mpistream.token import CommitReceipt, CommitToken
 
 __all__ = ["app"]
+
+_MAX_NAMED = 8  # ranges of ranks in a line
 
 # Without a terminal nothing limits a line: whoever reads a log or a pipe must not get half a table.
 _NO_LIMIT = 100_000
@@ -118,6 +128,80 @@ def commit(
         _print(_receipt_line(receipt))
     for warning in receipt.warnings:
         typer.echo(f"warning: {_line(warning)}", err=True)
+
+
+@app.command(help="Print what a run will write and move, before it writes anything.")
+def plan(
+    schema: Annotated[
+        str,
+        typer.Argument(help="Folder of a store, or FILE.py:NAME or MODULE:NAME of a StreamSchema.", show_default=False),
+    ],
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of the run.", show_default=False)],
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes on which they run, filled one after the other.")] = 1,
+    writers: Annotated[str, typer.Option(help="As Options(writers=): auto, all, node or a number.")] = "auto",
+    records: Annotated[int, typer.Option(min=1, help="Records of the run.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print what a run will write and move, before it writes anything.
+
+    Not collective.
+
+    Parameters
+    ----------
+    schema
+        Folder of a store, whose schema is taken, or ``FILE.py:NAME`` or ``MODULE:NAME`` of a `StreamSchema`: that
+        file or module is run to get it.
+    ranks, nodes
+        How many; each rank has a balanced box of the grid.
+    writers
+        As in `Options`.
+    records
+        Records of the run.
+    as_json
+        Print one JSON object, see `mpistream.Plan.to_json`.
+
+    Notes
+    -----
+    Exit code 1 and one line on stderr when there is no such schema.
+    """
+    try:
+        # Options knows what may be said for writers.
+        options = Options(writers=int(writers) if writers.isdecimal() else writers)
+        names = [str(rank * nodes // ranks) for rank in range(ranks)]
+        settled = settle(_schema_of(schema), None, names, writers=options.writers, rearrange=options.rearrange)
+        found = plan_of(*settled, names)
+    except MPIStreamError as error:
+        raise _failed(error) from None
+    if as_json:
+        _print(json.dumps(found.to_json(), indent=2, allow_nan=False))
+        return
+    _print(str(found))
+    _print(f"writers: {_ranks(found.writers)}; {found.n_objects(records)} objects in {records} records")
+    for name, (shard, chunk) in found.layouts.items():
+        _print(f"{_line(name)}: shards {_shape(shard)}, inner chunks {_shape(chunk)}")
+    for warning in found.warnings:
+        _print(f"warning: {_line(warning)}")
+
+
+def _schema_of(text: str) -> StreamSchema:
+    where, colon, name = text.rpartition(":")
+    if not colon:
+        with open_reader(text) as reader:
+            return reader.schema
+    try:
+        found = runpy.run_path(where)[name] if where.endswith(".py") else getattr(importlib.import_module(where), name)
+    except (AttributeError, ImportError, KeyError, OSError) as error:
+        raise SchemaError(f"{text}: {type(error).__name__}: {error}; give FILE.py:NAME", kind="schema") from error
+    if not isinstance(found, StreamSchema):
+        raise SchemaError(f"{text} is a {type(found).__name__}; give the name of a StreamSchema", kind="schema")
+    return found
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    parts = [str(a) if b - a == 1 else f"{a} to {b - 1}" for a, b in ranges_of(ranks)]
+    return ", ".join(parts[:_MAX_NAMED]) + (
+        f" and {len(parts) - _MAX_NAMED} more ranges" if len(parts) > _MAX_NAMED else ""
+    )
 
 
 def _read_token(path: Path) -> CommitToken:
