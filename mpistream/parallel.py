@@ -13,6 +13,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -456,7 +457,8 @@ class StreamWriter:
 
     def _redo_publish(self) -> CommitReceipt:
         if self._owner is not None:
-            self._receipt = self._owner.publish(self._receipt)
+            # What it warned of is done now, or warned of anew.
+            self._receipt = self._owner.publish(replace(self._receipt, warnings=()))
         return self._receipt
 
     def rollback(self) -> None:
