@@ -268,7 +268,7 @@ class StreamWriter:
         Parameters
         ----------
         key
-            Its name; a rank writes a static key once an epoch, and a key of a record once.
+            Its name; a rank writes a static key once an epoch, and a key of a record once a commit.
         payload
             At most 64 MiB of bytes; copied.
         scope
@@ -282,7 +282,8 @@ class StreamWriter:
 
         Notes
         -----
-        Nothing is durable or visible until `commit` returns.
+        Nothing is durable or visible until `commit` returns; a blob of a record that this commit leaves pending waits
+        with it.
         """
         self._check_open("write_blob")
         self._writer.write_blob(key, payload, scope)

@@ -213,17 +213,22 @@ class Crew:
     def committed(self, state: State, *, partial_rows: bool) -> State:
         """Return the state after a commit."""
         taken = self.to_commit(state, partial_rows=partial_rows)
-        has_any = taken or any(p.statics or p.blobs for p in self.pending)
         new = state.copy()
-        if not has_any:
+        new.records |= taken
+        # A blob of a record waits for it.
+        ready = [self._ready(p, new) for p in self.pending]
+        if not taken and not any(ready) and not any(p.statics for p in self.pending):
             return new
         new.seq += 1
-        new.records |= taken
-        for rank, p in enumerate(self.pending):
+        for rank, (p, blobs) in enumerate(zip(self.pending, ready, strict=True)):
             new.statics |= p.statics
-            if p.blobs:
-                new.packs.append((new.epoch, new.seq, rank, dict(p.blobs)))
+            if blobs:
+                new.packs.append((new.epoch, new.seq, rank, blobs))
         return new
+
+    @staticmethod
+    def _ready(p: Pending, state: State) -> dict[tuple[Scope, str], bytes]:
+        return {(s, k): data for (s, k), data in p.blobs.items() if s == "static" or s in state.records}
 
     def note_committed(self, state: State) -> None:
         """Forget what is committed now."""
@@ -231,7 +236,8 @@ class Crew:
             p.records = {r: v for r, v in p.records.items() if r not in state.records}
             p.statics = {}
             self.static_keys[rank] |= {key for scope, key in p.blobs if scope == "static"}
-            p.blobs = {}
+            ready = self._ready(p, state)
+            p.blobs = {name: data for name, data in p.blobs.items() if name not in ready}
 
     # Comparing
 
