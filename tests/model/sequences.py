@@ -88,6 +88,8 @@ class Sequence:
         """Crews that were fenced while they were open."""
         self.old: tuple[ms.StoreReader, State] | None = None
         """A reader of an earlier state."""
+        self.aside: dict[str, bytes] = {}
+        """Key -> object of every record that was dropped since the last commit: it must not be lost yet."""
         self.version = 0
         self.i = 0
         self.is_faulty = False
@@ -180,7 +182,7 @@ class Sequence:
         self.say(f"    on {crew.size} ranks")
         assert error is None, error
         self.crew, self.state = crew, State(epoch=crew.writers[0].epoch)
-        self.old = None
+        self.old, self.aside = None, {}
 
     def overwrite(self, draw: random.Random) -> None:
         """Replace the store by a new one."""
@@ -226,11 +228,13 @@ class Sequence:
         if draw.random() < 0.5:
             expect["schema"] = self.shape.schema
         fenced, self.crew = self.crew, None
+        aside = dict(self.aside)
+        self.note_dropped(before, new)
         error = crew.open(ms.write_resume, at=at, takeover=True, **expect)
         if expect.get("expect_last_t", new.last_t) != new.last_t:
             assert isinstance(error, ms.ResumeError), error
             # Nothing was claimed, so whoever was open goes on.
-            self.crew = fenced
+            self.crew, self.aside = fenced, aside
             crew.abandon()
             return
         assert error is None, error
@@ -249,8 +253,25 @@ class Sequence:
             assert w.resumed is not None
             assert w.resumed.n_dropped == len(before.records) - len(new.records)
             assert w.resumed.last_t == new.last_t
+        self.check_dropped()
         found = {k for k in self.store._objects if not k.startswith(".mpistream/")}
         assert found == self.shape.keys(new.records, new.statics), found ^ self.shape.keys(new.records, new.statics)
+
+    def note_dropped(self, before: State, after: State) -> None:
+        """Note the objects of records that a resume drops, as they were."""
+        for record in before.records.keys() - after.records.keys():
+            for name in self.shape.dims:
+                for key in self.shape.row_keys(name, record):
+                    self.aside.setdefault(key, self.store._objects[key])
+
+    def check_dropped(self) -> None:
+        """What was dropped lies aside until the first commit."""
+        found: dict[str, list[bytes]] = {}
+        for key, data in self.store._objects.items():
+            if key.startswith(".mpistream/dropped/"):
+                found.setdefault(key.split("/", 3)[3], []).append(data)
+        for key, data in self.aside.items():
+            assert data in found.get(key, []), f"{key} of a dropped record is lost"
 
     def second(self, draw: random.Random) -> None:
         """While a writer is open nobody else gets in, and nothing changes."""
@@ -444,6 +465,8 @@ class Sequence:
             self.say("    killed")
             self.end_crew()
             self.either(before, after)
+            if self.state is after:
+                self.aside = {}
             return False
         assert isinstance(error, ms.CommitError), error
         self.say(f"    {error.kind}: {error}")
@@ -453,6 +476,8 @@ class Sequence:
             assert isinstance(again, ms.CommitError), again
             self.end_crew()
             self.either(before, after)
+            if self.state is after:
+                self.aside = {}
             return False
         assert error.kind not in ("timeout", "left")
         return True
@@ -488,6 +513,7 @@ class Sequence:
             assert receipt.n_new_records == len(after.records.keys() - before.records.keys())
             assert set(receipt.new_statics) == after.statics.keys() - before.statics.keys()
             self.crew.note_committed(after)
+            self.aside = {}
             if not receipt.warnings:
                 assert not [k for k in self.store._objects if k.startswith(".mpistream/dropped/")]
         assert self.is_faulty or not receipt.warnings
@@ -567,6 +593,8 @@ class Sequence:
         found = crew.call("close")
         if found is None:
             assert can
+            if after.seq > before.seq:
+                self.aside = {}
             self.state = after
         elif isinstance(found, Killed):
             self.failed(found, before, after)
@@ -576,6 +604,8 @@ class Sequence:
             assert self.is_faulty or not can, found
             if found.kind == "outcome_unknown":
                 self.either(before, after)
+                if self.state is after:
+                    self.aside = {}
         assert crew.call("close") is None
         assert isinstance(crew.call("commit"), ms.ProtocolError)
         self.end_crew()
@@ -692,7 +722,7 @@ class Sequence:
     def kill_opening(self, draw: random.Random, n: int, *, is_behind: bool) -> None:
         """It dies while it opens the store, or fails in that."""
         assert self.state is not None
-        crew, before = self.new_crew(draw), self.state
+        crew, before, aside = self.new_crew(draw), self.state, dict(self.aside)
         if self.crew is not None:
             self.ghosts.append(self.crew)
             self.crew = None
@@ -708,11 +738,13 @@ class Sequence:
         if is_new:
             error = crew.open(ms.write_open, self.shape.schema, overwrite=True, takeover=True)
         else:
+            self.note_dropped(before, after)
             error = crew.open(ms.write_resume, at=at, takeover=True)
         crew.heal()
         if error is None:
             if is_new:
-                self.crew, self.state, self.old = crew, State(epoch=crew.writers[0].epoch), None
+                self.crew, self.state = crew, State(epoch=crew.writers[0].epoch)
+                self.old, self.aside = None, {}
             else:
                 self.settle(crew, after)
             return
@@ -721,7 +753,9 @@ class Sequence:
         self.say(f"    {type(error).__name__}: {error}")
         self.either(before, after, *([None] if is_new else []))
         if is_new:
-            self.old = None
+            self.old, self.aside = None, {}
+        elif self.state is before:
+            self.aside = aside
 
     def ghost(self, draw: random.Random) -> None:
         """Writers of an older epoch wake up: they are told, and change nothing."""
@@ -732,7 +766,7 @@ class Sequence:
         if crew.turns.is_killed or not crew.writers:
             return
         name = draw.choice(["commit", "commit", "close", "rollback"])
-        has_any = any(p.records or p.statics or p.blobs for p in crew.pending)
+        has_any = any(p.records or p.statics or "static" in {s for s, _ in p.blobs} for p in crew.pending)
         can = crew.are_equal() and not crew.is_broken()
         found = crew.call(name)
         self.say(f"    {name}: {type(found).__name__}: {found}")
