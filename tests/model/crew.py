@@ -18,6 +18,7 @@ import mpistream.lease
 import mpistream.parallel
 import mpistream.resuming
 import mpistream.session
+from mpistream.layout import decompose, resolve_layout
 from mpistream.manifest import Manifest
 from mpistream.memory_store import MemoryStore
 from mpistream.token import CommitReceipt
@@ -105,9 +106,14 @@ class Crew:
         """Per rank the keys of static blobs that this epoch has committed."""
         self.is_published = True
         self.last_receipt: CommitReceipt | None = None
-        bound = random.Random(seed).choice([None, None, 200])
+        draw = random.Random(seed)
+        self.regions: list[ms.Region] | None = None
+        if draw.random() < 0.3:
+            # Given by the ranks, in another order than that of the grid.
+            self.regions = draw.sample(decompose(resolve_layout(shape.schema, size), size), size)
+        bound = draw.choice([None, None, 200])
         self.options = ms.Options(
-            durability=random.Random(seed).choice(["fsync", "none"]),
+            durability=draw.choice(["fsync", "none"]),
             threads=threads,
             timeout=3,
             exit_timeout=2,
@@ -119,10 +125,13 @@ class Crew:
 
     def open(self, call: Callable[..., ms.StreamWriter], *args: Any, **more: Any) -> BaseException | None:
         """Open on every rank; return the error, the same on all."""
-        found = self.collective(
-            lambda r: call(self.views[r], *args, comm=self.turns.transport(r), options=self.options, **more),
-            has_value=False,
-        )
+
+        def open_one(rank: int) -> ms.StreamWriter:
+            region = None if self.regions is None else self.regions[rank]
+            comm = self.turns.transport(rank)
+            return call(self.views[rank], *args, comm=comm, region=region, options=self.options, **more)
+
+        found = self.collective(open_one, has_value=False)
         if isinstance(found, BaseException):
             return found
         self.writers = found
