@@ -81,21 +81,39 @@ class Failing(Committing):
         """One rank's store fails for a while, in the midst of other operations; then all can go on."""
         assert self.crew is not None
         crew, rank = self.crew, draw.randrange(self.crew.size)
-        calls = draw.choice([{"stage"}, {"place"}, {"sync_folders"}, {"read", "open"}, {"stage", "place"}, {"move"}])
-        is_resent = draw.random() < 0.2
-        n = draw.choice([1, 2, 10**6])
-        crew.views[rank].fault = fault = Fault(frozenset(calls), draw.randrange(8), n, is_resent)
+        # There must be something that can fail.
+        self.write(draw)
+        if draw.random() < 0.5:
+            self.blob(draw)
+        calls, key = draw.choice(
+            [
+                ({"stage"}, ""),
+                ({"place"}, ""),
+                ({"sync_folders"}, ""),
+                ({"read", "open"}, ""),
+                ({"stage", "place"}, ""),
+                ({"move"}, ""),
+                ({"place"}, draw.choice(["manifest.json", "blobs/", "zarr.json", "time/"])),
+                ({"sync_folders"}, draw.choice(["manifest.json", "blobs/", "zarr.json"])),
+            ]
+        )
+        n, after = draw.choice([1, 2, 10**6]), draw.choice([0, 0, 1, 2, 3, 5])
+        fault = Fault(frozenset(calls), 0 if key else after, n, key, is_resent=draw.random() < 0.2)
+        crew.views[0 if key else rank].fault = fault
         self.is_faulty = True
         try:
-            for _ in range(draw.randint(1, 4)):
-                name = draw.choice(["write", "write", "static", "blob", "flush", "commit", "commit", "invalidate"])
+            for _ in range(draw.randint(1, 3)):
+                name = draw.choice(["write", "static", "blob", "flush", "commit", "commit", "commit", "invalidate"])
                 self.say(f"    {name} with {fault}")
                 getattr(self, name)(draw)
                 if self.crew is None:
                     return
-                crew.views[rank].fault, keep = None, crew.views[rank].fault
+                faults = [view.fault for view in crew.views]
+                for view in crew.views:
+                    view.fault = None
                 self.check(draw)
-                crew.views[rank].fault = keep
+                for view, kept in zip(crew.views, faults, strict=True):
+                    view.fault = kept
             if draw.random() < 0.2:
                 self.say("    close")
                 self.close(draw)
@@ -104,10 +122,14 @@ class Failing(Committing):
             crew.heal()
         if self.crew is not None and draw.random() < 0.7:
             self.say("    healed")
-            if crew.are_equal() and not crew.is_broken() and draw.random() < 0.7:
-                self.commit(draw, again=True)
-            else:
-                self.rollback(draw)
+            # Whatever was placed already must not come back with what is committed next.
+            for name in draw.choice(
+                ["commit", "rollback", "rollback write commit", "rollback invalidate", "invalidate"]
+            ).split():
+                if name != "commit" or (crew.are_equal() and not crew.is_broken()):
+                    self.say(f"    {name}")
+                    getattr(self, name)(draw)
+                    self.check(draw)
 
     def kill(self, draw: random.Random) -> None:
         """The job dies at some change of the store, in an operation or in an opening."""

@@ -21,13 +21,15 @@ class Fault:
     calls: frozenset[str]
     after: int
     n: int
+    key: str = ""
+    """Only if this is part of the key."""
     is_resent: bool = False
     """A rename is done, and then said to have failed, as NFS does when it sends one again."""
     n_failed: int = 0
 
-    def meets(self, call: str) -> bool:
+    def meets(self, call: str, key: str) -> bool:
         """Return whether this call, the next one of its kind, fails."""
-        if call not in self.calls:
+        if call not in self.calls or self.key not in key:
             return False
         self.after -= 1
         if self.after >= 0 or self.n_failed >= self.n:
@@ -74,7 +76,7 @@ class View:
         self._turns.pause()
         if self._turns.is_killed:
             self._turns.die()
-        fault = self.fault if self.fault is not None and self.fault.meets(call) else None
+        fault = self.fault if self.fault is not None and self.fault.meets(call, key) else None
         if fault is not None and not (fault.is_resent and call == "place"):
             raise StoreError(f"{call} {key}: a fault", kind="io", errno=errno.ENOSPC)
         changes = call not in ("read", "open", "list")
