@@ -95,7 +95,7 @@ class Committing(Writing):
             self.crew.note_committed(after)
             self.aside = {}
             if not receipt.warnings:
-                assert not [k for k in self.store._objects if k.startswith(".mpistream/dropped/")]
+                assert not [k for k in list(self.store._objects) if k.startswith(".mpistream/dropped/")]
         assert self.is_faulty or not receipt.warnings
         self.crew.last_receipt = receipt
         self.state = after

@@ -171,7 +171,7 @@ class Opening:
             assert w.resumed.n_dropped == len(before.records) - len(new.records)
             assert w.resumed.last_t == new.last_t
         self.check_dropped()
-        found = {k for k in self.store._objects if not k.startswith(".mpistream/")}
+        found = {k for k in list(self.store._objects) if not k.startswith(".mpistream/")}
         assert found == self.shape.keys(new.records, new.statics), found ^ self.shape.keys(new.records, new.statics)
 
     def note_dropped(self, before: State, after: State) -> None:
@@ -184,7 +184,7 @@ class Opening:
     def check_dropped(self) -> None:
         """What was dropped lies aside until the first commit."""
         found: dict[str, list[bytes]] = {}
-        for key, data in self.store._objects.items():
+        for key, data in dict(self.store._objects).items():
             if key.startswith(".mpistream/dropped/"):
                 found.setdefault(key.split("/", 3)[3], []).append(data)
         for key, data in self.aside.items():

@@ -24,7 +24,7 @@ __all__ = ["Failed", "Sequence", "run_sequence", "run_sequences"]
 WEIGHTS = {
     "write": 24,
     "static": 4,
-    "blob": 7,
+    "blob": 10,
     "bad_call": 6,
     "flush": 5,
     "commit": 18,
@@ -90,7 +90,7 @@ class Sequence(Failing):
         self.check(draw)
         self.close(draw)
         self.check(draw)
-        assert not [k for k in self.store._objects if k.startswith(".mpistream/stage/")]
+        assert not [k for k in list(self.store._objects) if k.startswith(".mpistream/stage/")]
         if draw.random() < 0.2:
             assert_plain(self.store, self.shape, self.state)
 

@@ -88,7 +88,8 @@ class State:
 def visible(store: MemoryStore) -> dict[str, bytes]:
     """Return all objects but those that only writers see."""
     hidden = (".mpistream/stage/", ".mpistream/lease")
-    return {k: v for k, v in store._objects.items() if not k.startswith(hidden)}
+    objects = dict(store._objects)  # at once: a writer's thread may be staging
+    return {k: v for k, v in objects.items() if not k.startswith(hidden)}
 
 
 class Checker:

@@ -93,7 +93,7 @@ class Writing(Opening):
             w, p = self.crew.writers[rank], self.crew.pending[rank]
             n = self.shape.n_total if self.shape.n_total is not None else w.n_records
             scopes: list[Any] = ["static", *range(n)]
-            scope, key = draw.choice(scopes[-4:] + scopes[:1]), draw.choice("abc")
+            scope, key = draw.choice(["static", *scopes[-4:]]), draw.choice("ab")
             is_taken = (scope, key) in p.blobs or (scope == "static" and key in self.crew.static_keys[rank])
             payload = draw.randbytes(draw.choice([0, 1, 40]))
             self.say(f"    rank {rank}: {key} of {scope}{' again' if is_taken else ''}")
