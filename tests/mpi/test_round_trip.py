@@ -141,8 +141,8 @@ def test_staggered_grids_share_one_decomposition(
     if comm.rank < 4:
         a, b = edges[comm.rank : comm.rank + 2]
         region = {"y": (a, b), "y_edge": (a, b + (b == n))}
-    layout = {"shard_shape": {"y": shard, "y_edge": shard, "x": 3}}
-    _written(comm, mpi_tmp_path / "s", scene, 3, schema=scene.schema(**layout), region=region)
+    schema = scene.schema(shard_shape={"y": shard, "y_edge": shard, "x": 3})
+    _written(comm, mpi_tmp_path / "s", scene, 3, schema=schema, region=region)
 
     on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", scene, [0] * 3))
 
