@@ -38,8 +38,9 @@ def assert_read_by_us(url: Path, case: Golden) -> None:
 
 
 def test_there_is_a_golden_store_of_each_kind() -> None:
-    """None is missing, and none is there that nothing is known of; `python -m tests.data.make_golden` makes them."""
-    assert sorted(path.name for path in FOLDER.glob("*")) == sorted(f"{name}.zarr" for name in CASES)
+    """None is missing, and none is there that nothing is known of."""
+    found = sorted(path.name for path in FOLDER.glob("*"))
+    assert found == sorted(f"{name}.zarr" for name in CASES), "python -m tests.data.make_golden makes what is missing"
 
 
 @each_store
