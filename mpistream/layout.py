@@ -279,12 +279,15 @@ def suggest_layout(
 
 def _fitting_default(schema: StreamSchema, regions: Sequence[Region]) -> StreamSchema | None:
     """Return the layout that would be chosen without regions, if these lie on its edges: `decompose` gives such."""
-    chosen = resolve_layout(schema, len(regions))
-    try:
-        assign_writers(chosen, regions)
-    except (AlignmentError, TilingError):
-        return None
-    return chosen
+    n_active = sum(not r.is_empty for r in regions)
+    for n_writers in dict.fromkeys((max(n_active, 1), len(regions))):
+        chosen = resolve_layout(schema, n_writers)
+        try:
+            assign_writers(chosen, regions)
+        except (AlignmentError, TilingError):
+            continue
+        return chosen
+    return None
 
 
 def _layout_of(array: ArraySpec, shards: Mapping[str, int], chunk: Sequence[int] | None) -> tuple[list[int], list[int]]:

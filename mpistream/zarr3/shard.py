@@ -140,7 +140,7 @@ class ChunkEncoder:
         self._word = np.dtype(word)
         self._pattern: NDArray[Any] = pattern.view(word)
 
-    def encode(self, view: NDArray[Any]) -> list[Any] | None:
+    def encode(self, view: NDArray[Any], *, is_stored: bool = False) -> list[Any] | None:
         """Return the encoded inner chunk as buffers, or None when it is all fill.
 
         Not collective.
@@ -150,6 +150,8 @@ class ChunkEncoder:
         view
             At most ``chunk_shape``, any strides and byte order. At the edge of the array it is smaller; the
             rest of the chunk is fill.
+        is_stored
+            Encode it though it is all fill.
         """
         chunk = view
         if view.shape != self._scratch.shape:
@@ -159,7 +161,7 @@ class ChunkEncoder:
         elif not view.flags.c_contiguous or view.dtype != self._scratch.dtype:
             self._scratch[...] = view
             chunk = self._scratch
-        return None if self._is_fill(chunk) else self.spec.codec.encode(chunk)
+        return None if not is_stored and self._is_fill(chunk) else self.spec.codec.encode(chunk)
 
     def _is_fill(self, chunk: NDArray[Any]) -> bool:
         words = chunk.reshape(-1).view(self._word).reshape(-1, self._pattern.size)
@@ -295,10 +297,11 @@ class OpenShard:
 
     def _encode(self, time_index: int, records: NDArray[Any]) -> None:
         for index, box in self._space:
-            pieces = self._encoder.encode(records[(slice(None), *box)])
             entry = self._entries[self._grid[(time_index, *index)]]
+            # What an earlier object stored stays stored, also when the records that are left of it are all fill: its
+            # bytes would otherwise lie behind all that the index names, and the next `from_object` would drop them.
+            pieces = self._encoder.encode(records[(slice(None), *box)], is_stored=bool(entry[0] != _MISSING))
             if pieces is None:
-                entry[:] = _MISSING
                 continue
             nbytes = sum(len(p) for p in pieces)
             entry[:] = self._end, nbytes
