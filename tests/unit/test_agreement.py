@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mpistream.agreement import Channel
@@ -306,3 +307,34 @@ def test_silence_of_rank_0_is_an_unknown_outcome() -> None:
         return _facts(error)[:3]
 
     assert _channels(2, rank, timeout=0.3) == [None, (CommitError, "outcome_unknown", 0)]
+
+
+def test_swap_brings_arrays_in_their_order() -> None:
+    """Of any strides, several between two ranks, and none elsewhere."""
+
+    def rank(channel: Channel) -> list[list[int]]:
+        source = np.arange(12).reshape(3, 4) + 100 * channel.rank
+        to = (channel.rank + 1) % channel.size
+        into = [np.zeros((3, 2), int), np.zeros(3, int)[::-1]]
+        channel.swap([(to, source[:, ::2]), (to, source[:, 1])], [((channel.rank - 1) % channel.size, a) for a in into])
+        return [into[0].ravel().tolist(), into[1].tolist()]
+
+    base = [[0, 2, 4, 6, 8, 10], [1, 5, 9]]
+    assert _channels(3, rank) == [[[n + 100 * r for n in part] for part in base] for r in (2, 0, 1)]
+
+
+def test_swap_with_a_rank_that_does_not_come_ends_the_channel() -> None:
+    """After the timeout, with an error that says so; whoever tries again gets the same one."""
+
+    def rank(channel: Channel) -> Any:
+        if channel.rank == 1:
+            return None
+        found = []
+        for call in (lambda: channel.swap([], [(1, np.zeros(2))]), lambda: channel.exchange("x")):
+            found.append(_error(call))
+        assert found[0] is found[1] is channel.failure
+        return _facts(found[0])
+
+    found = _channels(2, rank, timeout=0.2)
+    assert found[0][:3] == (CommitError, "timeout", 0)
+    assert "not all pieces of a record went and came within 0.2 s" in found[0][4]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpistream.block import check_block, check_time
+from mpistream.block import check_block, check_blocks, check_time
 from mpistream.errors import SchemaError
 from mpistream.names import DTYPES
 
@@ -211,6 +211,50 @@ def test_a_python_number_that_the_dtype_can_not_hold_is_refused(value, dtype) ->
         check_block("t", value, (2, 3), np.dtype(dtype))
     assert str(caught.value) == f"variable 't': {value!r} does not fit {dtype}"
     assert caught.value.kind == "dtype"
+
+
+# ---- blocks of several boxes -------------------------------------------------------------------------
+
+
+def test_several_boxes_have_a_block_each() -> None:
+    """In their order, each of its own shape and layout in memory; a number broadcasts into all."""
+    shapes = [(4, 6), (1, 2)]
+    given = (BASE, np.ones((1, 2), ">f8"))
+    for found in (check_blocks("t", given, shapes, F4), check_blocks("t", list(given), shapes, F4)):
+        assert found[0] is BASE
+        assert found[1].tolist() == [[1, 1]]
+    assert [b.tolist() for b in check_blocks("t", 2, [(2,), ()], F4)] == [[2, 2], 2]
+
+
+def test_one_box_has_its_block_and_no_list() -> None:
+    """A nested list is then the block itself."""
+    assert check_blocks("t", BASE, [(4, 6)], F4)[0] is BASE
+    assert check_blocks("t", [[1, 2]], [(1, 2)], F4)[0].tolist() == [[1, 2]]
+    with pytest.raises(SchemaError, match=r"block of shape \(1, 4, 6\)"):
+        check_blocks("t", [BASE], [(4, 6)], F4)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [([BASE], "1 blocks"), ((BASE,) * 3, "3 blocks"), ([], "0 blocks"), (BASE, "a ndarray"), (None, "a NoneType")],
+    ids=str,
+)
+def test_another_number_of_blocks_is_refused(value, words) -> None:
+    """Also one array for all: which of its cells belong to which box, nobody said."""
+    with pytest.raises(SchemaError) as caught:
+        check_blocks("t", value, [(4, 6), (4, 6)], F4)
+    assert str(caught.value) == (
+        f"variable 't': {words}, this rank's region has 2 boxes; pass a list with one block per box, in the region's "
+        "order"
+    )
+    assert caught.value.kind == "shape"
+
+
+def test_each_block_is_checked() -> None:
+    """The second one's shape and dtype, too."""
+    for bad in (BASE.T, BASE.astype("complex64")):
+        with pytest.raises(SchemaError, match="variable 't'"):
+            check_blocks("t", [BASE, bad], [(4, 6), (4, 6)], F4)
 
 
 # ---- time --------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def boxes(*found: Any, dims: tuple[str, ...] = ("y", "x")) -> list[Region]:
         ({"x": 24}, "f4", along("x", 8, 8, 8), (1, 8), (1, 8)),
         ({"x": 21}, "f4", along("x", 8, 8, 5), (1, 8), (1, 8)),
         ({"x": 20}, "f4", along("x", 4, 16), (1, 4), (1, 4)),
-        ({"x": 20}, "f4", [Region.empty(("x",)), *along("x", 20)], (1, 10), (1, 10)),
+        ({"x": 20}, "f4", [Region.empty(("x",)), *along("x", 20)], (1, 20), (1, 20)),
         ({"y": 512, "x": 512}, "f4", boxes(((0, 256), (0, 512)), ((256, 512), (0, 512))), (1, 256, 512), (1, 256, 512)),
         # 9,000 rows can only be divided: 60 of them an inner chunk under 1 MiB, a third of them a shard.
         (
