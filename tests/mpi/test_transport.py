@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from mpistream.comm import MPITransport, connect
@@ -100,6 +101,71 @@ def test_gather_ends_when_a_rank_does_not_come(comm: MPI.Intracomm, transport: M
     if comm.rank != 0:
         # So that every rank has made the same calls, and MPI can end.
         transport.gather(b"x", 20)
+
+
+def _forms(rank: int) -> list[np.ndarray[Any, Any]]:
+    """Arrays of all kinds of strides and items, with values of the rank's own."""
+    base = np.arange(240.0).reshape(4, 5, 12) + 1000 * rank
+    return [
+        base.copy(),
+        np.asfortranarray(base[1:]),
+        base[::2, 1:, ::3],
+        base[::-1, :, ::-1],
+        base.T,
+        np.broadcast_to(base[0, 0], (3, 12)),
+        base[0, 0, 0:1],
+        np.array(base[1, 2, 3]),
+        base[:, :0],
+        base.astype(">f4")[:, 2],
+        (base % 2 == 0)[1, :, 1:],
+        (base * (1 + 2j)).astype("complex64")[:, :, 3],
+        base.view([("a", "i2"), ("b", "f4"), ("c", "i2")])["b"],
+    ]
+
+
+def _place_for(form: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Zeros of the same shape, which lie apart from each other."""
+    spaced = np.zeros([2 * n for n in form.shape], form.dtype)
+    found: np.ndarray[Any, Any] = spaced[(slice(None, None, 2),) * form.ndim] if form.ndim else spaced
+    return found
+
+
+def test_swap_brings_arrays_of_any_strides(transport: MPITransport) -> None:
+    """From one array into another that lies otherwise, in the order of each pair of ranks; with oneself, too."""
+    size, rank = transport.size, transport.rank
+    sends = [(peer, form) for peer in sorted({rank, (rank + 1) % size, (rank + 2) % size}) for form in _forms(rank)]
+    sources = sorted({rank, (rank - 1) % size, (rank - 2) % size})
+    expected = [(source, form) for source in sources for form in _forms(source)]
+    places = [_place_for(form) for _, form in expected]
+    transport.swap(sends, [(source, place) for (source, _), place in zip(expected, places, strict=True)], 20)
+    for place, (_, form) in zip(places, expected, strict=True):
+        np.testing.assert_array_equal(place, form)
+        # Nothing was written between the cells.
+        if place.ndim and place.size:
+            assert np.count_nonzero(place.base) == np.count_nonzero(form)
+    transport.gather(b"", 20)
+    transport.free()
+
+
+def test_swap_of_nothing_returns(transport: MPITransport) -> None:
+    """A rank without a part in an exchange waits for nobody."""
+    transport.swap([], [], 0.0)
+    transport.gather(b"", 20)
+    transport.free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_swap_ends_when_a_rank_does_not_come(comm: MPI.Intracomm, transport: MPITransport) -> None:
+    """Whoever waits for a piece gives up after the time it was given."""
+    if comm.rank == 0:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            transport.swap([], [(1, np.zeros(3))], 0.5)
+        assert 0.5 <= time.monotonic() - began < 10
+    sync(comm)
+    if comm.rank == 1:
+        # So that MPI can end: the message that rank 0 still waits for.
+        transport.swap([(0, np.ones(3))], [], 20)
 
 
 @pytest.mark.mpi(min_size=2)

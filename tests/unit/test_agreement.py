@@ -329,9 +329,11 @@ def test_swap_with_a_rank_that_does_not_come_ends_the_channel() -> None:
     def rank(channel: Channel) -> Any:
         if channel.rank == 1:
             return None
-        found = []
-        for call in (lambda: channel.swap([], [(1, np.zeros(2))]), lambda: channel.exchange("x")):
-            found.append(_error(call))
+        calls: list[Callable[[], object]] = [
+            lambda: channel.swap([], [(1, np.zeros(2))]),
+            lambda: channel.exchange("x"),
+        ]
+        found = [_error(call) for call in calls]
         assert found[0] is found[1] is channel.failure
         return _facts(found[0])
 

@@ -229,7 +229,7 @@ def test_several_boxes_have_a_block_each() -> None:
 def test_one_box_has_its_block_and_no_list() -> None:
     """A nested list is then the block itself."""
     assert check_blocks("t", BASE, [(4, 6)], F4)[0] is BASE
-    assert check_blocks("t", [[1, 2]], [(1, 2)], F4)[0].tolist() == [[1, 2]]
+    assert check_blocks("t", [[1.0, 2.0]], [(1, 2)], F4)[0].tolist() == [[1, 2]]
     with pytest.raises(SchemaError, match=r"block of shape \(1, 4, 6\)"):
         check_blocks("t", [BASE], [(4, 6)], F4)
 

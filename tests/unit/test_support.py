@@ -7,6 +7,7 @@ import signal
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mpistream.comm import Transport
@@ -55,6 +56,26 @@ class TestRanks:
 
     def test_poll_finds_nothing(self) -> None:
         assert run_ranks(2, lambda t: t.poll(1)) == [None, None]
+
+    def test_swap_copies_arrays_in_the_order_of_each_pair(self) -> None:
+        def fn(transport: MemoryTransport) -> list[list[int]]:
+            other = 1 - transport.rank
+            mine = [np.array([transport.rank, k]) for k in range(3)]
+            into = [np.zeros(2, int) for _ in mine]
+            transport.swap([(other, a) for a in mine], [(other, a) for a in into], 5)
+            for a in mine:
+                a[...] = -1
+            return [a.tolist() for a in into]
+
+        assert run_ranks(2, fn) == [[[1, 0], [1, 1], [1, 2]], [[0, 0], [0, 1], [0, 2]]]
+
+    def test_swap_with_a_rank_that_has_ended_is_an_error(self) -> None:
+        def fn(transport: MemoryTransport) -> None:
+            if transport.rank == 0:
+                with pytest.raises(TimeoutError, match="rank 0 waits in swap for rank 1"):
+                    transport.swap([], [(1, np.zeros(2))], 30)
+
+        run_ranks(2, fn, timeout=20)
 
     def test_gather_is_in_the_order_of_ranks_and_of_calls(self) -> None:
         def fn(transport: MemoryTransport) -> list[list[bytes] | None]:
