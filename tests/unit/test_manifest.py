@@ -49,8 +49,10 @@ FULL = replace(
     commit_seq=17,
     first_seq=16,
     statics=("topography",),
-    dropped=(Dropped(epoch=2, start=5, stop=9), Dropped(epoch=3, start=5, stop=6)),
+    dropped=(Dropped(epoch=2, start=5, stop=9, blob_floors=((6, 3),)), Dropped(epoch=3, start=5, stop=6)),
     floors=((2, 4), (5, 16)),
+    blob_floors=((2, 3), (5, 16)),
+    n_packs=7,
     carried={"digest": "cd", "receipt": {"commit_seq": 17, "warnings": []}},
 )
 INDEXED = replace(
@@ -126,8 +128,13 @@ def test_the_document() -> None:
         "last_t": 0.1 + 0.2,
         "committed": [[0, 5]],
         "statics": ["topography"],
-        "dropped": [{"epoch": 2, "start": 5, "stop": 9}, {"epoch": 3, "start": 5, "stop": 6}],
+        "dropped": [
+            {"epoch": 2, "start": 5, "stop": 9, "blob_floors": [[6, 3]]},
+            {"epoch": 3, "start": 5, "stop": 6, "blob_floors": []},
+        ],
         "floors": [[2, 4], [5, 16]],
+        "blob_floors": [[2, 3], [5, 16]],
+        "n_packs": 7,
         "fingerprint": FULL.schema.fingerprint(),
         "coordinates_digest": FULL.schema.coordinates_digest(),
         "times_digest": "ab" * 32,
@@ -142,6 +149,7 @@ def test_a_new_store_has_no_records() -> None:
     assert (FIRST.statics, FIRST.dropped, FIRST.floors) == ((), (), ())
     assert FIRST.times_digest == ZEROS
     assert (FIRST.first_seq, FIRST.carried) == (0, None)
+    assert (FIRST.blob_floors, FIRST.n_packs) == ((), 0)
 
 
 def test_in_indexed_mode_all_records_have_their_place() -> None:
