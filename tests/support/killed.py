@@ -1,4 +1,4 @@
-"""A store in memory whose process dies at one of its calls: from then on nothing of it reaches the store."""
+"""A store in memory whose process dies, or is overtaken, at one of its calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from mpistream.memory_store import MemoryStore
 
-__all__ = ["Killed", "KilledStore", "copy_of"]
+__all__ = ["InterruptedStore", "Killed", "KilledStore", "copy_of"]
 
 
 class Killed(BaseException):
@@ -22,7 +22,7 @@ def copy_of(store: MemoryStore) -> Any:
 
 
 class KilledStore(MemoryStore):
-    """A copy of a store that is killed before its n-th call that changes anything.
+    """A copy of a store that is killed before one of its calls that change anything; then nothing reaches it any more.
 
     Parameters
     ----------
@@ -37,16 +37,19 @@ class KilledStore(MemoryStore):
     def __init__(self, source: MemoryStore, n_calls: int, watch: Callable[[], object] = lambda: None) -> None:
         super().__init__()
         self._objects, self._folders = dict(source._objects), set(source._folders)
-        self._n_left = n_calls
+        self.n_left = n_calls
         self._depth = 0
         self._watch = watch
+
+    def _end(self) -> None:
+        raise Killed
 
     def _change(self, call: Callable[[], Any]) -> Any:
         # One change may be made of others; it counts once.
         if self._depth == 0:
-            self._n_left -= 1
-            if self._n_left < 0:
-                raise Killed
+            self.n_left -= 1
+            if self.n_left < 0:
+                self._end()
         self._depth += 1
         try:
             return call()
@@ -78,3 +81,31 @@ class KilledStore(MemoryStore):
 
     def delete_tree(self, key: str) -> None:
         self._change(lambda: super(KilledStore, self).delete_tree(key))
+
+
+class InterruptedStore(KilledStore):
+    """A store in which something else happens before one of the calls of this process.
+
+    Parameters
+    ----------
+    source
+        The store; whatever happens is done to it as well.
+    n_calls
+        Calls before that.
+    other
+        What happens.
+    """
+
+    def __init__(self, source: MemoryStore, n_calls: int, other: Callable[[], object]) -> None:
+        super().__init__(source, n_calls)
+        self._objects, self._folders = source._objects, source._folders
+        self._other = other
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether there were so many calls."""
+        return self.n_left < 0
+
+    def _end(self) -> None:
+        if self.n_left == -1:
+            self._other()
