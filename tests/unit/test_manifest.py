@@ -22,6 +22,7 @@ from mpistream.manifest import (
     Manifest,
     add_times,
     floor_of,
+    floors_inside,
     layout_bytes,
     parse_blob,
     parse_epoch,
@@ -30,6 +31,7 @@ from mpistream.manifest import (
     parse_open_dropped,
     raise_floors,
     raised_inside,
+    set_floors,
     subtract_times,
 )
 from mpistream.ranges import ranges_of
@@ -505,3 +507,31 @@ def test_no_layout_document_ends_in_another_error(value) -> None:
             parse_layout("k", dumped(document))
         except FormatError as error:
             assert error.kind == "layout"
+
+
+# ---- floors as they once were ------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=4),
+    st.tuples(st.integers(0, 12), st.integers(1, 6)),
+    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=2),
+)
+def test_floors_of_a_range_are_set_back(raised, dropped, later) -> None:
+    """Number by number: inside the range what `floors_inside` kept of it, elsewhere what they are now."""
+    floors: tuple[tuple[int, int], ...] = ()
+    for seq, (start, n) in enumerate(raised, 1):
+        floors = raise_floors(floors, ((start, start + n),), seq)
+    start, stop = dropped[0], sum(dropped)
+    kept = floors_inside(floors, start, stop)
+    now = raise_floors(floors, ((start, stop),), 50)
+    for seq, (first, n) in enumerate(later, 60):
+        now = raise_floors(now, ((first, first + n),), seq)
+    found = set_floors(now, start, stop, kept)
+    for i in range(25):
+        assert floor_of(found, i) == floor_of(floors if start <= i < stop else now, i)
+    assert [s for s, _ in found] == sorted({s for s, _ in found})
+    assert all(a[1] != b[1] for a, b in itertools.pairwise([(0, 0), *found]))
+    assert floors_inside(floors, 20, 30) == ()
+    if not later:
+        assert [floor_of(found, i) for i in range(25)] == [floor_of(floors, i) for i in range(25)]
