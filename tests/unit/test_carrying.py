@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -129,6 +130,29 @@ def test_two_who_commit_the_same_tokens_at_once_get_the_same_receipt() -> None:
             left = copy_of(killed)
             assert ms.commit_tokens(left, tokens) == receipt
             assert_holds(left, 2)
+    assert n_calls > 5
+
+
+def test_who_finds_the_commit_of_one_that_was_killed_brings_the_documents_in_step() -> None:
+    """Between its look at the manifest and its fence another one commits, and dies before it has published."""
+    start: Any = MemoryStore()
+    tokens, _ = tokens_of_two_states(start)
+    for n_calls in range(100):
+        found = copy_of(start)
+        killed: Any = KilledStore(found, n_calls)
+        killed._objects, killed._folders = found._objects, found._folders
+
+        def other(killed: Any = killed) -> None:
+            with contextlib.suppress(Killed):
+                ms.commit_tokens(killed, tokens)
+
+        store: Any = InterruptedStore(found, 0, other)
+        receipt = ms.commit_tokens(store, tokens)
+        assert receipt.n_records == 2
+        assert found._objects["zarr.json"] == repaired_document(found)
+        assert ms.commit_tokens(found, tokens) == receipt
+        if killed.n_left >= 0:
+            break
     assert n_calls > 5
 
 
