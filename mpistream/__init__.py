@@ -20,6 +20,7 @@ from mpistream.errors import (
     TilingError,
 )
 from mpistream.layout import decompose
+from mpistream.node import Node
 from mpistream.options import Options
 from mpistream.parallel import StreamWriter
 from mpistream.parts import PartWriter, write_open_part
@@ -42,6 +43,7 @@ __all__ = [
     "FormatError",
     "IndexedTime",
     "MPIStreamError",
+    "Node",
     "Options",
     "PartWriter",
     "Plan",
