@@ -44,6 +44,7 @@ NAMES = [
     "read_output_manifest",
     "read_record",
     "read_static",
+    "repair",
     "schema_fingerprint",
     "write_open",
     "write_open_part",
