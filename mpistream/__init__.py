@@ -5,6 +5,7 @@ rank 0, which verifies that they tile the store and only then commits.
 """
 
 from mpistream._version import __version__
+from mpistream.carrying import commit_tokens
 from mpistream.description import AppendTime, Coordinate, IndexedTime, Staggered, Variable
 from mpistream.errors import (
     AlignmentError,
@@ -23,10 +24,11 @@ from mpistream.layout import decompose, suggest_layout
 from mpistream.node import Node
 from mpistream.options import Options
 from mpistream.parallel import StreamWriter
-from mpistream.parts import PartWriter, commit_tokens, write_open_part
+from mpistream.parts import PartWriter, write_open_part
 from mpistream.plan import Plan, plan
 from mpistream.reader import StoreReader, open_reader, read_blob, read_output_manifest, read_record, read_static
 from mpistream.region import Region
+from mpistream.repairing import repair
 from mpistream.schema import StreamSchema, schema_fingerprint
 from mpistream.session import write_open, write_resume
 from mpistream.token import CommitReceipt, CommitToken
@@ -67,6 +69,7 @@ __all__ = [
     "read_output_manifest",
     "read_record",
     "read_static",
+    "repair",
     "schema_fingerprint",
     "suggest_layout",
     "write_open",

@@ -15,15 +15,16 @@ from rich.console import Console
 from rich.table import Table
 
 from mpistream._version import __version__
+from mpistream.carrying import commit_tokens
 from mpistream.decomposition import settle
 from mpistream.errors import FormatError, MPIStreamError, SchemaError
 from mpistream.info import describe, short_chain
 from mpistream.manifest import parse_json
 from mpistream.options import Options
-from mpistream.parts import commit_tokens
 from mpistream.plan import plan_of
 from mpistream.ranges import ranges_of
 from mpistream.reader import open_reader
+from mpistream.repairing import repair as repair_store
 from mpistream.schema import StreamSchema
 from mpistream.token import CommitReceipt, CommitToken
 
@@ -56,7 +57,7 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Look into stores that mpistream wrote, and commit what independent parts wrote."""
+    """Look into stores that mpistream wrote, commit what independent parts wrote, and repair."""
 
 
 @app.command(help="Print what a store holds, how it lies on disk and how large it is.")
@@ -126,6 +127,54 @@ def commit(
         _print(json.dumps(receipt.to_json(), indent=2, allow_nan=False))
     else:
         _print(_receipt_line(receipt))
+    _show_warnings(receipt)
+
+
+@app.command(help="Finish what a run that died has left undone; --restore-dropped brings dropped records back.")
+def repair(
+    url: Annotated[str, typer.Argument(help="Folder of the store.", show_default=False)],
+    restore_dropped: Annotated[
+        bool,
+        typer.Option("--restore-dropped", help="Bring back what resumes have dropped since the last commit."),
+    ] = False,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="Go on even if a writer seems to be alive; it loses the store.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the receipt as one JSON object.")] = False,
+) -> None:
+    """Finish what a run that died has left undone, and bring dropped records back if asked to.
+
+    Not collective.
+
+    Parameters
+    ----------
+    url
+        Folder of the store.
+    restore_dropped
+        Commit again what resumes with ``at`` have dropped since the last commit.
+    takeover
+        Go on even if a writer seems to be alive.
+    as_json
+        Print the receipt as one JSON object.
+
+    Notes
+    -----
+    See `mpistream.repair`. Exit code 1 and one line on stderr when nothing was done.
+    """
+    try:
+        receipt = repair_store(url, restore_dropped=restore_dropped, takeover=takeover)
+    except MPIStreamError as error:
+        raise _failed(error) from None
+    if as_json:
+        _print(json.dumps(receipt.to_json(), indent=2, allow_nan=False))
+    else:
+        done = f"{receipt.n_new_records} dropped records restored" if restore_dropped else "in order"
+        last_t = "none" if receipt.last_t is None else repr(receipt.last_t)
+        _print(f"epoch {receipt.epoch}: {done}; {receipt.n_records} records committed, last t {last_t}")
+    _show_warnings(receipt)
+
+
+def _show_warnings(receipt: CommitReceipt) -> None:
     for warning in receipt.warnings:
         typer.echo(f"warning: {_line(warning)}", err=True)
 

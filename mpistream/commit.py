@@ -38,11 +38,19 @@ from dataclasses import dataclass, replace
 
 from mpistream.arrays import Role
 from mpistream.epoch import EpochState
-from mpistream.manifest import Dropped, Manifest, add_times, raise_floors, subtract_times
+from mpistream.manifest import (
+    Dropped,
+    Manifest,
+    add_times,
+    floors_inside,
+    raise_floors,
+    set_floors,
+    subtract_times,
+)
 from mpistream.ranges import Ranges, count, difference, inside, members, overlap, union
 from mpistream.token import CommitReceipt, CommitToken, times_sha256
 
-__all__ = ["Decision", "Fault", "decide", "next_manifest", "recover", "without_records"]
+__all__ = ["Decision", "Fault", "decide", "next_manifest", "recover", "restore", "without_records"]
 
 # A message names so many ranks; of 10,000 that differ nobody reads all.
 _MAX_NAMED = 8
@@ -101,7 +109,8 @@ def decide(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken],
     if faults:
         return Decision(faults=tuple(faults))
     names = sorted({name for t in tokens for name in t.statics})
-    new = next_manifest(manifest, tokens[0].records, times, names)
+    n_packs = sum(t.n_packs for t in tokens)
+    new = next_manifest(manifest, tokens[0].records, times, names, n_packs)
     receipt = CommitReceipt(
         commit_seq=new.commit_seq,
         epoch=new.epoch,
@@ -109,13 +118,16 @@ def decide(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken],
         last_t=new.last_t,
         n_new_records=len(times),
         new_statics=tuple(names),
+        n_packs=n_packs,
         n_objects=sum(t.n_objects for t in tokens),
         nbytes=sum(t.nbytes for t in tokens),
     )
     return Decision(manifest=new, receipt=receipt, records=tokens[0].records)
 
 
-def next_manifest(manifest: Manifest, records: Ranges, times: Sequence[float], statics: Sequence[str]) -> Manifest:
+def next_manifest(
+    manifest: Manifest, records: Ranges, times: Sequence[float], statics: Sequence[str], n_packs: int = 0
+) -> Manifest:
     """Return the committed state after a commit: every rank computes the same.
 
     Not collective.
@@ -130,6 +142,8 @@ def next_manifest(manifest: Manifest, records: Ranges, times: Sequence[float], s
         Their times.
     statics
         Names of the new statics.
+    n_packs
+        New packs of blobs.
     """
     last = manifest.committed[-1][1] if manifest.committed else 0
     return replace(
@@ -139,6 +153,7 @@ def next_manifest(manifest: Manifest, records: Ranges, times: Sequence[float], s
         times_digest=add_times(manifest.times_digest, zip(members(records), times, strict=True)),
         commit_seq=manifest.commit_seq + 1,
         statics=tuple(sorted({*manifest.statics, *statics})),
+        n_packs=manifest.n_packs + n_packs,
         # The first commit of an epoch makes what its resume dropped unreachable; only then is it deleted.
         dropped=(),
         carried=None,
@@ -169,8 +184,31 @@ def without_records(manifest: Manifest, records: Ranges, times: Sequence[float],
         times_digest=subtract_times(manifest.times_digest, zip(members(records), times, strict=True)),
         commit_seq=commit_seq,
         floors=raise_floors(manifest.floors, records, commit_seq),
+        blob_floors=raise_floors(manifest.blob_floors, records, commit_seq),
         carried=None,
     )
+
+
+def restore(manifest: Manifest, times: Sequence[float]) -> Manifest:
+    """Return the committed state with everything that is kept aside committed again.
+
+    Not collective.
+
+    Parameters
+    ----------
+    manifest
+        The state before.
+    times
+        Times of the dropped records, ascending by record.
+    """
+    records = union(*(((d.start, d.stop),) for d in manifest.dropped))
+    new = next_manifest(manifest, records, times, ())
+    blob_floors = manifest.blob_floors
+    for d in manifest.dropped:
+        blob_floors = set_floors(blob_floors, d.start, d.stop, d.blob_floors)
+    # Blobs are found as before the drop. A reader that knows a state of that time may have met what was written
+    # meanwhile in their place and never committed, so the other floors rise.
+    return replace(new, floors=raise_floors(manifest.floors, records, new.commit_seq), blob_floors=blob_floors)
 
 
 def _identity_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken]) -> list[Fault]:
@@ -195,6 +233,13 @@ def _identity_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[Com
                     )
                 )
                 break
+    faults += [
+        Fault(
+            kind="token", text=f"rank {t.writer}: {t.n_packs} packs of blobs, a writer has one or none", writer=t.writer
+        )
+        for t in tokens
+        if t.n_packs not in (0, 1)
+    ]
     for writer in range(len(epoch.regions)):
         n = seen.pop(writer, 0)
         if n != 1:
@@ -234,7 +279,7 @@ def _record_faults(manifest: Manifest, tokens: Sequence[CommitToken], times: Seq
     return [
         Fault(
             kind="times",
-            text=f"rank {t.writer}: its times differ from the owner's (last t = {t.last_t!r}, not "
+            text=f"rank {t.writer}: its times are not those of the commit (last t = {t.last_t!r}, not "
             f"{times[-1] if times else None!r}); call rollback() on every rank and write again",
             writer=t.writer,
         )
@@ -327,7 +372,12 @@ def recover(
         commit_seq=manifest.commit_seq + 1,
         first_seq=manifest.commit_seq + 1,
         carried=None,
-        dropped=(*manifest.dropped, *(Dropped(epoch=epoch, start=a, stop=b) for a, b in dropped)),
-        floors=new.floors if dropped else manifest.floors,
+        dropped=(
+            *manifest.dropped,
+            *(
+                Dropped(epoch=epoch, start=a, stop=b, blob_floors=floors_inside(manifest.blob_floors, a, b))
+                for a, b in dropped
+            ),
+        ),
         layout_digest=layout_digest,
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpistream.epoch import EpochState
-from mpistream.errors import FormatError, StoreError
+from mpistream.errors import FormatError, SchemaError, StoreError
 from mpistream.manifest import (
     EPOCHS_FOLDER,
     FOLDER,
@@ -40,9 +40,21 @@ class CreateRequest:
         The schema as given.
     overwrite
         Whether what is there may be replaced.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``values`` for a schema that comes from a store: that has digests in the place of values.
     """
 
     def __init__(self, schema: StreamSchema, *, overwrite: bool) -> None:
+        for array in (schema.time_array, *schema.arrays.values()):
+            if array.digest is not None and array.values is None:
+                raise SchemaError(
+                    f"{array.name!r} has a digest and no values: this schema comes from a store; give "
+                    "the values to create another one",
+                    kind="values",
+                )
         self._given = self.schema = schema
         self._overwrite = overwrite
         self.leftovers: list[str] = []

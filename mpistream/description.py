@@ -81,7 +81,7 @@ class IndexedTime:
         self.times: NDArray[np.float64] | None = None
         self.n_records = n_records
         self.digest = digest
-        if times is None and n_records < 1:
+        if times is None and not (n_records > 0 and digest):
             raise SchemaError("times is None: give the time of every record", kind="time")
         if times is not None:
             self.times = _checked_times(times)

@@ -99,8 +99,9 @@ class ProtocolError(MPIStreamError, RuntimeError):
 class CommitError(MPIStreamError, OSError):
     """This commit did not happen.
 
-    Every kind promises that nothing was committed, except ``outcome_unknown``: then the writer is
-    dead, and ``write_resume`` tells what was committed.
+    Every kind promises that nothing was committed, except two. ``outcome_unknown``: the writer is dead, and
+    ``write_resume`` tells what was committed. ``not_published``: records are invalidated, and plain readers
+    don't know it yet.
     """
 
     default_kind = "commit"

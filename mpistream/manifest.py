@@ -37,6 +37,7 @@ __all__ = [
     "epoch_key",
     "fenced_folder",
     "floor_of",
+    "floors_inside",
     "layout_bytes",
     "layout_key",
     "nonce_key",
@@ -47,6 +48,7 @@ __all__ = [
     "parse_open_dropped",
     "raise_floors",
     "raised_inside",
+    "set_floors",
     "stage_folder",
     "subtract_times",
 ]
@@ -267,6 +269,45 @@ def floor_of(floors: Floors, record: int) -> int:
     return max(((start, seq) for start, seq in floors if start <= record), default=(0, 0))[1]
 
 
+def floors_inside(floors: Floors, start: int, stop: int) -> Floors:
+    """Return the floors from ``start`` to ``stop``, in the same form; none where all are 0.
+
+    Not collective.
+
+    Parameters
+    ----------
+    floors
+        As in `raise_floors`.
+    start, stop
+        The records.
+    """
+    first = floor_of(floors, start)
+    return (*(((start, first),) if first else ()), *((s, seq) for s, seq in floors if start < s < stop))
+
+
+def set_floors(floors: Floors, start: int, stop: int, found: Floors) -> Floors:
+    """Return the floors with those from ``start`` to ``stop`` as they once were.
+
+    Not collective.
+
+    Parameters
+    ----------
+    floors
+        As in `raise_floors`.
+    start, stop
+        The records.
+    found
+        What `floors_inside` gave for them.
+    """
+    levels = {start: 0, stop: floor_of(floors, stop)}
+    levels |= {s: seq for s, seq in floors if not start <= s <= stop} | dict(found)
+    merged: list[tuple[int, int]] = []
+    for pair in sorted(levels.items()):
+        if pair[1] != (merged[-1][1] if merged else 0):
+            merged.append(pair)
+    return tuple(merged)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
     """Records that a resume dropped, kept aside until its first commit."""
@@ -274,6 +315,8 @@ class Dropped:
     epoch: int
     start: int
     stop: int
+    blob_floors: Floors = ()
+    """Those of these records before they were dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +338,10 @@ class Manifest:
     dropped: tuple[Dropped, ...]
     floors: Floors
     """(start, commit_seq), ascending by start: before that commit, other records lay from ``start`` on."""
+    blob_floors: Floors
+    """In the same form: blobs of older commits belong to other records. Not raised where records were restored."""
+    n_packs: int
+    """Committed packs of blobs."""
     schema: StreamSchema
     fingerprint: str
     coordinates_digest: str
@@ -320,6 +367,8 @@ class Manifest:
             statics=(),
             dropped=(),
             floors=(),
+            blob_floors=(),
+            n_packs=0,
             schema=schema,
             fingerprint=schema.fingerprint(),
             coordinates_digest=schema.coordinates_digest(),
@@ -361,8 +410,13 @@ class Manifest:
             "last_t": self.last_t,
             "committed": [list(r) for r in self.committed],
             "statics": list(self.statics),
-            "dropped": [{"epoch": d.epoch, "start": d.start, "stop": d.stop} for d in self.dropped],
+            "dropped": [
+                {"epoch": d.epoch, "start": d.start, "stop": d.stop, "blob_floors": [list(f) for f in d.blob_floors]}
+                for d in self.dropped
+            ],
             "floors": [list(f) for f in self.floors],
+            "blob_floors": [list(f) for f in self.blob_floors],
+            "n_packs": self.n_packs,
             "schema": self.schema.to_json(),
             "fingerprint": self.fingerprint,
             "coordinates_digest": self.coordinates_digest,
@@ -406,10 +460,17 @@ class Manifest:
                 committed=tuple((int(a), int(b)) for a, b in document["committed"]),
                 statics=tuple(str(s) for s in document["statics"]),
                 dropped=tuple(
-                    Dropped(epoch=int(d["epoch"]), start=int(d["start"]), stop=int(d["stop"]))
+                    Dropped(
+                        epoch=int(d["epoch"]),
+                        start=int(d["start"]),
+                        stop=int(d["stop"]),
+                        blob_floors=_floors(d["blob_floors"]),
+                    )
                     for d in document["dropped"]
                 ),
-                floors=tuple((int(a), int(b)) for a, b in document["floors"]),
+                floors=_floors(document["floors"]),
+                blob_floors=_floors(document["blob_floors"]),
+                n_packs=int(document["n_packs"]),
                 schema=StreamSchema.from_json(document["schema"]),
                 fingerprint=str(document["fingerprint"]),
                 coordinates_digest=str(document["coordinates_digest"]),
@@ -435,6 +496,10 @@ class Manifest:
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{key}: damaged: {type(error).__name__}: {error}", kind="manifest") from error
         return manifest
+
+
+def _floors(value: Any) -> Floors:
+    return tuple((int(start), int(commit_seq)) for start, commit_seq in value)
 
 
 def _checked_carried(value: Any) -> Mapping[str, Any] | None:

@@ -96,7 +96,9 @@ class Owner:
     options
         The options.
     folder
-        Its stage folder, which is made here; by default one below that of writer 0.
+        Its stage folder, which exists; by default one below that of writer 0, which is made here.
+    is_published
+        Whether the documents are in step with the manifest.
 
     Raises
     ------
@@ -114,6 +116,7 @@ class Owner:
         options: Options,
         *,
         folder: str | None = None,
+        is_published: bool = True,
     ) -> None:
         self._store = store
         self.manifest = manifest
@@ -122,35 +125,20 @@ class Owner:
         self.keeper = keeper
         self._is_durable = options.durability == "fsync"
         # A stage of its own beside the writer's, in the same epoch's folder: both are fenced by one rename.
-        folder = folder or f"{stage_folder(manifest.epoch, 0)}/owner"
+        if folder is None:
+            folder = f"{stage_folder(manifest.epoch, 0)}/owner"
+            self._store.make_folder(folder, parents=False)
         self._stager = Stager(store, folder, manifest.epoch, threads=0, max_pending_nbytes=1)
-        self._store.make_folder(folder, parents=False)
         schema = manifest.schema
         self._time: SeriesRows | None = None
         if schema.n_total is None:
             self._time = SeriesRows(schema.time_array, schema.key_separator, store)
             self._time.reset(manifest.committed)
-        self._published = manifest.committed
-        self._is_published = True
+        self._published = manifest.committed if is_published else ()
+        self._is_published = is_published
         self._must_delete_dropped = False
 
-    def follow(self, manifest: Manifest) -> None:
-        """Build on what another process committed meanwhile.
-
-        Raises
-        ------
-        FormatError
-            When the last chunk of the time coordinate can't be read.
-        """
-        if manifest.commit_seq != self.manifest.commit_seq:
-            if self._time is not None:
-                # The chunk in memory lacks the times that the other process put.
-                self._time.reset(manifest.committed)
-            self.manifest = manifest
-
-    def decide(
-        self, tokens: Sequence[CommitToken], times: Sequence[float], epoch: EpochState | None = None
-    ) -> Decision:
+    def decide(self, tokens: Sequence[CommitToken], times: Sequence[float]) -> Decision:
         """Return the decision over tokens; it raises the faults as one error.
 
         Raises
@@ -158,9 +146,8 @@ class Owner:
         CommitError
             Naming rank, variable and box.
         """
-        epoch = epoch or self.epoch
-        assert epoch is not None
-        decision = decide(self.manifest, epoch, tokens, times)
+        assert self.epoch is not None
+        decision = decide(self.manifest, self.epoch, tokens, times)
         if decision.faults:
             raise fault_error(decision.faults)
         return decision
@@ -283,6 +270,22 @@ class Owner:
             _log.warning("%s: %s", self._store.url, text)
             return replace(receipt, warnings=(*receipt.warnings, text))
         return receipt
+
+    def withdraw(self) -> None:
+        """Make the array ``committed`` stop naming records that were invalidated, if it still does.
+
+        Before that nothing may be placed where they lie.
+
+        Raises
+        ------
+        FencedError, StoreError
+            When it can't be written; a later call tries again.
+        """
+        if difference(self._published, self.manifest.committed):
+            try:
+                self._publish_committed()
+            except StoreError as error:
+                raise self._stager.fenced(error) from error
 
     def _publish_committed(self) -> None:
         """Bring the ``committed`` array in step; only chunks that change are written."""

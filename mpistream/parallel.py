@@ -329,12 +329,13 @@ class StreamWriter:
         Parameters
         ----------
         key
-            Its name; a rank writes a static key once an epoch, and a key of a record once a commit.
+            Its name; a rank writes a static key once an epoch, and a key of a record once as long as that record is
+            committed.
         payload
             At most 64 MiB of bytes; copied.
         scope
-            ``"static"``, or the index of the record it belongs to: it is readable as long as that record is
-            committed and is not dropped or invalidated.
+            ``"static"``, or the index of the record it belongs to: it is committed with that record, or later if
+            that is committed already, and readable until the record is dropped or invalidated.
 
         Raises
         ------
@@ -347,6 +348,12 @@ class StreamWriter:
         with it.
         """
         self._check_open("write_blob")
+        # Only for a record that is committed: before that it has no committed blobs, and nothing is read.
+        if self._writer.is_committed_record(scope) and (self._writer.writer, scope, key) in self.reader.blobs():
+            raise SchemaError(
+                f"blob {key!r} of record {scope} is committed already; it is written once, give another key",
+                kind="blob",
+            )
         self._writer.write_blob(key, payload, scope)
 
     def flush(self) -> CommitToken:
@@ -370,6 +377,8 @@ class StreamWriter:
         self._check_open("flush")
         records = self._writer.stage(partial_rows=True)
         if self._channel.size == 1:
+            if self._owner is not None:
+                self._owner.withdraw()
             self._writer.place(records)
         return self._writer.token(records)
 
@@ -457,7 +466,7 @@ class StreamWriter:
         else:
             channel.gather(token.encode())
             receipt = CommitReceipt.from_json(channel.await_announcement())
-        self._manifest = next_manifest(self._manifest, records, times, receipt.new_statics)
+        self._manifest = next_manifest(self._manifest, records, times, receipt.new_statics, receipt.n_packs)
         writer.committed(self._manifest)
         self._receipt = receipt
         # 8 Publish.
@@ -473,6 +482,10 @@ class StreamWriter:
             self._arrived = [p["token"] for p in payloads]
             tokens = [CommitToken.from_text(t) for t in self._arrived]
             self._decision = self._owner.decide(tokens, self._writer.times(records))
+            try:
+                self._owner.withdraw()
+            except MPIStreamError as error:
+                raise commit_error(error, 0) from error
         return [is_pending] * len(payloads)
 
     def _lead_commit(self, owner: Owner, token: str, records: Ranges, times: list[float]) -> CommitReceipt:
@@ -564,7 +577,11 @@ class StreamWriter:
         ------
         SchemaError
             On every rank: an index that is not committed, or a time dim that grows.
-        CommitError, FencedError, ProtocolError
+        CommitError
+            As `commit`, and kind ``not_published``: the records are invalidated, but the array ``committed`` could not
+            be written and still names them to plain readers. The next commit, invalidation or resume writes it
+            before anything else.
+        FencedError, ProtocolError
             As `commit`.
 
         Notes
@@ -600,10 +617,15 @@ class StreamWriter:
         self._manifest = manifest
         self._writer.invalidated(manifest)
         self._receipt = CommitReceipt.of(manifest)
+        failure = None
         if self._owner is not None:
-            self._receipt = self._owner.publish(self._receipt)
+            try:
+                self._owner.withdraw()
+                self._receipt = self._owner.publish(self._receipt)
+            except MPIStreamError as error:
+                failure = _not_published(error, self._receipt)
         # A rank must not rewrite a record before plain readers know.
-        self._channel.exchange("invalidated")
+        self._channel.exchange("invalidated", failure=failure)
         return self._receipt
 
     def close(self) -> None:
@@ -637,17 +659,21 @@ class StreamWriter:
             self._release()
         self._channel.close()
 
-    def _release(self, *, keep_stage: bool = False) -> None:
+    def _release(self) -> None:
         """Give back everything that needs no other rank."""
+        self._release_own()
+        if self._owner is not None:
+            # What was staged and not committed is of no use to anybody.
+            with contextlib.suppress(StoreError):
+                self._store.delete_tree(stage_folder(self.epoch))
+
+    def _release_own(self) -> None:
+        """Give back everything but the epoch's stage folder."""
         self._is_closed = True
         _open_writers.discard(self)
         self._writer.close()
         if self._owner is not None:
             self._owner.close()
-            if not keep_stage:
-                # What was staged and not committed is of no use to anybody.
-                with contextlib.suppress(StoreError):
-                    self._store.delete_tree(stage_folder(self.epoch))
 
     def __enter__(self) -> Self:
         return self
@@ -696,6 +722,19 @@ class StreamWriter:
                 f"{self._store.url}: {self.n_committed} records, t = {self.last_t}, commit {self._receipt.commit_seq} "
                 f"of {self._receipt.nbytes / 1e6:.1f} MB, {time.perf_counter() - self._began:.1f} s"
             )
+
+
+def _not_published(error: MPIStreamError, receipt: CommitReceipt) -> MPIStreamError:
+    if not isinstance(error, StoreError):
+        return error
+    return CommitError(
+        f"the records are invalidated (commit {receipt.commit_seq}), but the array 'committed' could not be written "
+        f"and still names them to plain readers: {error}; the next commit writes it before anything else",
+        kind="not_published",
+        rank=0,
+        errno=error.errno,
+        cause_text=str(error),
+    )
 
 
 def _say(text: str) -> None:

@@ -8,36 +8,31 @@ with MPI.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from mpistream.agreement import Channel
+from mpistream.carrying import commit_carried, read_layout
 from mpistream.comm import SerialTransport, waiting
 from mpistream.creating import CreateRequest
 from mpistream.epoch import EpochState, Share, prove_epoch
-from mpistream.errors import CommitError, FormatError, MPIStreamError, ProtocolError, SchemaError
+from mpistream.errors import CommitError, ProtocolError, SchemaError
 from mpistream.layout import decompose, resolve_layout
-from mpistream.manifest import Manifest, layout_key, nonce_key, parse_layout, stage_folder
+from mpistream.manifest import Manifest, nonce_key, stage_folder
 from mpistream.mover import Mover
 from mpistream.opening import claim
 from mpistream.options import Options, resolve_options
-from mpistream.owner import Owner
 from mpistream.parallel import StreamWriter
-from mpistream.ranges import members
 from mpistream.rank_writer import RankWriter
 from mpistream.region import Region
 from mpistream.resuming import read_manifest
 from mpistream.schema import StreamSchema
 from mpistream.store import Store, open_store
 from mpistream.token import CommitReceipt, CommitToken
-from mpistream.zarr3.metadata import chunk_key, make_documents
-from mpistream.zarr3.shard import parse_index
 
-__all__ = ["PartWriter", "commit_tokens", "write_open_part"]
+__all__ = ["PartWriter", "write_open_part"]
 
 
 class PartWriter(StreamWriter):
@@ -115,10 +110,9 @@ class PartWriter(StreamWriter):
                 kind="role",
             )
         self._catch_up()
-        self._owner.follow(self._manifest)
-        self._receipt = _commit(self._store, self._owner, tokens)
-        self._manifest = self._owner.manifest
-        self._writer.committed(self._manifest)
+        self._receipt = commit_carried(self._store, tokens, self._options)
+        self._catch_up()
+        self._keep_lease()
         return self._receipt
 
     def invalidate(self, indices: Iterable[int]) -> CommitReceipt:
@@ -147,8 +141,15 @@ class PartWriter(StreamWriter):
         Not collective.
         """
         if not self._is_closed:
-            # The stage folder is the right to commit that `commit_tokens` needs.
-            self._release(keep_stage=True)
+            self._release()
+
+    def _release(self) -> None:
+        """Give back what is this part's own.
+
+        The epoch's stage folder stays, also when a ``with`` body has raised: the other parts stage below it, and
+        `commit_tokens` needs it.
+        """
+        self._release_own()
 
 
 def write_open_part(
@@ -203,8 +204,8 @@ def write_open_part(
         share = epoch.shares()[writer]
     else:
         epoch, share = None, _own_share(schema, writer, Region.from_mapping(region, schema.partitioned_sizes))
+    request = CreateRequest(schema, overwrite=False)
     if writer == 0:
-        request = CreateRequest(schema, overwrite=False)
         request.check_target(store)
         claimed = claim(store, chosen, takeover=False)
         try:
@@ -249,7 +250,7 @@ def _wait_for_owner(store: Store, schema: StreamSchema, n_writers: int, timeout:
         manifest = read_manifest(store)
         if manifest is None:
             continue
-        found, _ = _layout(store, manifest)
+        found, _ = read_layout(store, manifest)
         if found != n_writers or manifest.fingerprint != schema.fingerprint():
             raise ProtocolError(
                 f"{store.url} was created for {found} writers with another schema or number of parts than this one's "
@@ -258,135 +259,3 @@ def _wait_for_owner(store: Store, schema: StreamSchema, n_writers: int, timeout:
             )
         return manifest
     raise ProtocolError(f"{store.url}: writer 0 did not create the store within {timeout:g} s", kind="timeout")
-
-
-def _layout(store: Store, manifest: Manifest) -> tuple[int, list[Region] | None]:
-    key = layout_key(manifest.epoch)
-    data = store.read(key)
-    if data is None or hashlib.sha256(data).hexdigest() != manifest.layout_digest:
-        raise FormatError(f"{key}: missing or not the one that the manifest names", kind="layout")
-    return parse_layout(key, data)
-
-
-def commit_tokens(
-    url: str | os.PathLike[str],
-    tokens: Sequence[CommitToken | Mapping[str, Any]],
-    *,
-    options: Options | None = None,
-) -> CommitReceipt:
-    """Verify and commit the tokens of all parts, in a process that wrote none of them.
-
-    Not collective.
-
-    Parameters
-    ----------
-    url
-        Folder of the store.
-    tokens
-        As in `PartWriter.commit`.
-    options
-        As in `write_open`.
-
-    Raises
-    ------
-    CommitError, FormatError
-        As `PartWriter.commit`.
-    FencedError
-        The store was opened again since; the tokens are of no use any more.
-
-    Notes
-    -----
-    The same tokens again give the same receipt and change nothing. No two processes may commit different tokens at
-    once.
-    """
-    store = open_store(url)
-    manifest = read_manifest(store)
-    if manifest is None:
-        raise FormatError(f"{store.url}: no manifest; this is not a store of mpistream", kind="no_manifest")
-    for token in map(_as_token, tokens):
-        if (token.store_id, token.run_id, token.epoch) != (manifest.store_id, manifest.run_id, manifest.epoch):
-            raise CommitError(
-                f"token of writer {token.writer} is of epoch {token.epoch} and run {token.run_id}, {store.url} is in "
-                f"epoch {manifest.epoch} of run {manifest.run_id}: another attempt; nothing was committed",
-                kind="token",
-                rank=token.writer,
-            )
-    _, regions = _layout(store, manifest)
-    epoch = None if regions is None else prove_epoch(manifest.schema, regions)
-    documents = make_documents(manifest.schema)
-    # Not the pid: processes of several hosts may commit the same tokens at once.
-    folder = f"{stage_folder(manifest.epoch)}/commit-{os.urandom(8).hex()}"
-    owner = Owner(store, manifest, epoch, documents, None, resolve_options(options), folder=folder)
-    try:
-        return _commit(store, owner, tokens)
-    finally:
-        owner.close()
-        store.delete_tree(folder)
-
-
-def _as_token(token: CommitToken | Mapping[str, Any]) -> CommitToken:
-    return token if isinstance(token, CommitToken) else CommitToken.from_json(token)
-
-
-def _commit(store: Store, owner: Owner, given: Sequence[CommitToken | Mapping[str, Any]]) -> CommitReceipt:
-    tokens = sorted(map(_as_token, given), key=lambda t: t.writer)
-    plain = json.dumps([t.to_json() for t in tokens], sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(plain.encode()).hexdigest()
-    carried = owner.manifest.carried
-    if carried is not None and carried["digest"] == digest:
-        return CommitReceipt.from_json(carried["receipt"])
-    epoch = owner.epoch
-    if epoch is None:
-        n_writers, _ = _layout(store, owner.manifest)
-        if [t.writer for t in tokens] != list(range(n_writers)):
-            raise CommitError(
-                f"tokens of writers {[t.writer for t in tokens]}, one is needed of each of {n_writers} parts; nothing "
-                "was committed",
-                kind="token",
-            )
-        try:
-            epoch = prove_epoch(owner.manifest.schema, [t.region for t in tokens])
-        except MPIStreamError as error:
-            raise CommitError(f"{error}; nothing was committed", kind=error.kind, rank=error.rank) from error
-    times = tokens[0].times if tokens and tokens[0].times is not None else ()
-    decision = owner.decide(tokens, times, epoch)
-    for token in tokens:
-        _look(store, owner.manifest, epoch, token)
-    assert decision.manifest is not None
-    assert decision.receipt is not None
-    carried = {"digest": digest, "receipt": asdict(decision.receipt)}
-    manifest = replace(decision.manifest, carried=carried)
-    owner.commit(owner.prepare(manifest, dict(zip(members(decision.records), times, strict=True))))
-    return owner.publish(decision.receipt)
-
-
-def _look(store: Store, manifest: Manifest, epoch: EpochState, token: CommitToken) -> None:
-    """Look at the first and last shard of each variable of a part: a token may outlive what it names."""
-    if not token.records:
-        return
-    for array in manifest.schema.arrays.values():
-        boxes = epoch.boxes[array.name][token.writer] if array.is_sharded and array.has_time else ()
-        if not boxes:
-            continue
-        shards = [next(iter(array.grid.shards_in(boxes[0]))), list(array.grid.shards_in(boxes[-1]))[-1]]
-        rows = [token.records[0][0] // array.row_length, (token.records[-1][1] - 1) // array.row_length]
-        for row, shard in zip(rows, shards, strict=True):
-            key = chunk_key(array.name, manifest.schema.key_separator, (row, *shard))
-            opened = store.open(key)
-            if opened is None:
-                raise CommitError(
-                    f"rank {token.writer}: {key} is not in place, though its token says so; nothing was committed",
-                    kind="token",
-                    rank=token.writer,
-                )
-            try:
-                spec = array.shard_spec()
-                parse_index(
-                    opened.read(max(opened.nbytes - spec.index_nbytes, 0), spec.index_nbytes), spec, opened.nbytes
-                )
-            except FormatError as error:
-                raise CommitError(
-                    f"rank {token.writer}: {key}: {error}; nothing was committed", kind="token", rank=token.writer
-                ) from error
-            finally:
-                opened.close()

@@ -103,7 +103,9 @@ class RankWriter:
         # Blobs that are not committed, and the keys of static ones that this epoch has committed.
         self._blobs: dict[tuple[Scope, str], bytes] = {}
         self._static_blobs: set[str] = set()
-        # Those in the pack that was placed last, and its key while it may lie there and is not committed.
+        # Those in the pack that was made last, in the one that was placed last, and the key of that one while it may
+        # lie there and is not committed.
+        self._packed_blobs: set[tuple[Scope, str]] = set()
         self._placed_blobs: set[tuple[Scope, str]] = set()
         self._pack_in_place: str | None = None
         # The boxes of the blocks that this rank passes, without time.
@@ -182,7 +184,7 @@ class RankWriter:
 
     def has_pending(self, records: Ranges) -> bool:
         """Whether a commit of these records would commit anything."""
-        return bool(records or self._statics or self._blobs_with(records)) or self._broken is not None
+        return bool(records or self._statics or self._due_blobs(records)) or self._broken is not None
 
     def records_to_commit(self, *, partial_rows: bool) -> Ranges:
         """Return the record set of a commit now.
@@ -398,28 +400,31 @@ class RankWriter:
             raise SchemaError(f"blob {key!r} of scope {scope!r} is written already; it is written once", kind="blob")
         self._blobs[scope, key] = data
 
-    def _blobs_with(self, records: Ranges) -> dict[tuple[Scope, str], bytes]:
-        """Return the blobs of a commit of these records.
+    def is_committed_record(self, scope: Any) -> bool:
+        """Return whether a blob's scope is a committed record."""
+        return isinstance(scope, int | np.integer) and covers(self._manifest.committed, int(scope))
 
-        One of a record waits until that is committed: what is written at its number after a rollback or a resume is
-        another record, and must not come with it.
-        """
+    def _due_blobs(self, records: Ranges) -> dict[tuple[Scope, str], bytes]:
+        """Return the blobs of a commit: one of a record is committed with it, or later, never before."""
         there = union(self._manifest.committed, records)
-        return {(scope, key): data for (scope, key), data in self._blobs.items() if _is_there(there, scope)}
+        return {k: data for k, data in self._blobs.items() if not isinstance(k[0], int) or covers(there, k[0])}
 
     def _pack(self, records: Ranges) -> list[StagedObject]:
-        """Return the object of all blobs of a commit of these records."""
-        blobs = self._blobs_with(records)
+        """Return the object of all blobs of a commit."""
+        due = self._due_blobs(records)
+        self._packed_blobs = set(due)
         # A pack that a failed commit placed has the name of the next commit: without blobs an empty one replaces it.
-        if not blobs and self._pack_in_place != self._pack_key():
+        if not due and self._pack_in_place != self._pack_key():
+            # One that a failed commit only staged.
+            self._stager.discard([o for o in (self._objects.pop(self._pack_key(), None),) if o is not None])
             return []
-        pieces = pack_pieces(blobs)
+        pieces = pack_pieces(due)
         return [
             StagedObject(
                 name="",
                 key=self._pack_key(),
                 records=None,
-                n_cells=len(blobs),
+                n_cells=len(due),
                 pieces=pieces,
                 nbytes=sum(len(p) for p in pieces),
                 must_sync=self._is_durable,
@@ -438,7 +443,8 @@ class RankWriter:
             When it could not be removed; a later call tries again.
         """
         if self._pack_in_place == self._pack_key():
-            self._stager.remove(self._pack_in_place)
+            # Durably: the commit_seq is given to something else next, and makes a pack of that name committed.
+            self._stager.remove(self._pack_in_place, sync=True)
             self._pack_in_place = None
 
     def _submit(self, objects: list[StagedObject], *, keep: bool = True) -> None:
@@ -483,7 +489,7 @@ class RankWriter:
         if any(o.name == "" for o in of_commit):
             self._pack_in_place = self._pack_key()
         self._stager.place(of_commit, sync=self._is_durable)
-        self._placed_blobs = set(self._blobs_with(records))
+        self._placed_blobs = self._packed_blobs
 
     def _of_commit(self, records: Ranges) -> list[StagedObject]:
         return [
@@ -518,6 +524,7 @@ class RankWriter:
             n_cells=n_cells,
             statics=statics,
             n_blobs=n_blobs,
+            n_packs=sum(o.name == "" for o in of_commit),
             region=self.region,
             n_objects=len(of_commit),
             nbytes=sum(o.nbytes for o in of_commit),
@@ -610,7 +617,3 @@ class RankWriter:
     def close(self) -> None:
         """End the thread; nothing more is written."""
         self._stager.close()
-
-
-def _is_there(records: Ranges, scope: Scope) -> bool:
-    return isinstance(scope, str) or covers(records, scope)

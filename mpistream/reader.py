@@ -358,6 +358,10 @@ class StoreReader:
         manifest = self.manifest
         packs = [p for name in self._store.list(BLOBS_FOLDER) if (p := parse_blob(name)) is not None]
         packs = sorted((p for p in packs if manifest.names_pack(*p[:2])), key=lambda p: (p[1], p[2]), reverse=True)
+        if len(packs) < manifest.n_packs:
+            # What stood in the missing one, and whether an older pack holds the same keys, nobody can tell.
+            text = f"{BLOBS_FOLDER}: {len(packs)} packs of committed blobs, the manifest counts {manifest.n_packs}"
+            self._confirm(0, 0, FormatError(f"{text}; packs were deleted", kind="missing"))
         indices = {p: self._pack_index(p) for p in packs}
         # A static key that a later epoch wrote replaces that key for all writers.
         newest: dict[str, int] = {}
@@ -369,7 +373,7 @@ class StoreReader:
             for entry in entries:
                 scope = entry.scope
                 if isinstance(scope, int):
-                    is_visible = covers(self.committed, scope) and pack[1] > floor_of(manifest.floors, scope)
+                    is_visible = covers(self.committed, scope) and pack[1] > floor_of(manifest.blob_floors, scope)
                 else:
                     is_visible = pack[0] == newest[entry.key]
                 if is_visible:

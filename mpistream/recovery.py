@@ -26,11 +26,52 @@ from mpistream.schema import StreamSchema
 from mpistream.staging import Stager
 from mpistream.store import Store
 
-__all__ = ["remove_uncommitted", "remove_uncommitted_blobs", "set_aside_dropped", "tidy"]
+__all__ = [
+    "SetAside",
+    "growing",
+    "keeps_any",
+    "remove_uncommitted",
+    "remove_uncommitted_blobs",
+    "set_aside_dropped",
+    "tidy",
+]
 
 
-def _growing(schema: StreamSchema) -> list[ArraySpec]:
+def growing(schema: StreamSchema) -> list[ArraySpec]:
+    """Return the arrays that have a row, or a chunk, for some records.
+
+    Not collective.
+    """
     return [a for a in (schema.time_array, *schema.arrays.values()) if a.has_time]
+
+
+class SetAside:
+    """Where things lie that the resumes since the last commit set aside.
+
+    Parameters
+    ----------
+    store
+        The store.
+    manifest
+        The committed state.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self._store = store
+        self._folders = [
+            f"{DROPPED_FOLDER}/{name}" for name in store.list(DROPPED_FOLDER) if not _is_left_over(manifest, name)
+        ]
+        self._listed: dict[str, set[str]] = {}
+
+    def find(self, key: str) -> str | None:
+        """Return where an object, or a folder, of an array was set aside; None if it was not."""
+        return next((found for folder in self._folders if self._exists(found := f"{folder}/{key}")), None)
+
+    def _exists(self, key: str) -> bool:
+        above, _, name = key.rpartition("/")
+        if above not in self._listed:
+            self._listed[above] = set(self._store.list(above))
+        return name in self._listed[above]
 
 
 def _rows_in_place(store: Store, array: ArraySpec, separator: str) -> list[tuple[int, str]]:
@@ -116,39 +157,36 @@ def _to_set_aside(store: Store, manifest: Manifest) -> Iterator[tuple[str, bool]
     """Yield (key, whether it is copied) of dropped rows that lie in place and were not set aside before."""
     if not manifest.dropped:
         return
-    folders = [f"{DROPPED_FOLDER}/{name}" for name in store.list(DROPPED_FOLDER) if not _is_left_over(manifest, name)]
-    listed: dict[str, set[str]] = {}
-
-    def exists(key: str) -> bool:
-        above, _, name = key.rpartition("/")
-        if above not in listed:
-            listed[above] = set(store.list(above))
-        return name in listed[above]
-
-    for array in _growing(manifest.schema):
+    aside = SetAside(store, manifest)
+    for array in growing(manifest.schema):
         in_place = _rows_in_place(store, array, manifest.schema.key_separator)
         for dropped in manifest.dropped:
             first, after = dropped.start // array.row_length, -(-dropped.stop // array.row_length)
             for row, path in in_place:
                 if not first <= row < after:
                     continue
-                is_copied = _keeps_any(manifest, array, row)
-                items = _objects_of_row(store, array, path) if is_copied else [path]
-                for item in items:
+                is_copied = keeps_any(manifest, array, row)
+                # Of a row that kept records when an earlier resume died, only some objects may have been copied.
+                is_whole = not is_copied and aside.find(f"{array.name}/{path}") is None
+                for item in [path] if is_whole else _objects_of_row(store, array, path):
                     key = f"{array.name}/{item}"
-                    if not any(exists(f"{folder}/{key}") for folder in folders):
+                    if aside.find(key) is None:
                         yield key, is_copied
 
 
-def _keeps_any(manifest: Manifest, array: ArraySpec, row: int) -> bool:
+def keeps_any(manifest: Manifest, array: ArraySpec, row: int) -> bool:
+    """Return whether a row of an array holds a committed record.
+
+    Not collective.
+    """
     return bool(inside(manifest.committed, row * array.row_length, (row + 1) * array.row_length))
 
 
 def remove_uncommitted(store: Store, stager: Stager, manifest: Manifest) -> None:
     """Remove what was placed and is not committed: rows without a committed record, and statics."""
-    for array in _growing(manifest.schema):
+    for array in growing(manifest.schema):
         for row, path in _rows_in_place(store, array, manifest.schema.key_separator):
-            if not _keeps_any(manifest, array, row):
+            if not keeps_any(manifest, array, row):
                 stager.remove(f"{array.name}/{path}")
     for array in manifest.schema.arrays.values():
         if array.role is Role.STATIC and array.name not in manifest.statics:

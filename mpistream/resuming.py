@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from mpistream.store import Store
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import GROUP_KEY, Documents, chunk_key, make_documents
 
-__all__ = ["ResumeRequest", "Resumed", "read_manifest"]
+__all__ = ["ResumeRequest", "Resumed", "StoredTimes", "read_manifest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,24 +127,32 @@ class ResumeRequest:
         n = manifest.n_records
         if self._at is None or not manifest.committed:
             return n, manifest.last_t, []
-        times = _Times(store, manifest)
+        times = StoredTimes(store, manifest)
         n_keep = bisect.bisect_right(range(n), self._at, key=times.at)
         kept = inside(manifest.committed, 0, n_keep)
         dropped = inside(manifest.committed, n_keep, n)
         return n_keep, times.at(kept[-1][1] - 1) if kept else None, [times.at(i) for i in members(dropped)]
 
-    def begin(self, store: Store, claimed: Claim, epoch: EpochState, options: Options) -> tuple[Owner, Resumed]:
+    def begin(self, store: Store, claimed: Claim, epoch: EpochState | None, options: Options) -> tuple[Owner, Resumed]:
         """Recover: new manifest, then documents, then set aside what was dropped.
 
         Every step can be done again from the manifest, so a resume that dies is finished by the next one.
+
+        Parameters
+        ----------
+        store, claimed, options
+            What is opened.
+        epoch
+            What the ranks have agreed on; None for one process that writes nothing.
         """
         stager = Stager(store, stage_folder(claimed.epoch, 0), claimed.epoch, threads=0, max_pending_nbytes=1)
         # Once more, behind the fence: between the check and the claim a writer may have committed, or another store
         # may have come in the place of this one; from here on nobody can.
-        agreed, schema = epoch, self.schema
-        epoch = self.check(store, self._votes, options)
-        if agreed.indexed:
-            if self.schema.to_json() != schema.to_json():
+        before = self.schema
+        agreed, epoch = epoch, self.check(store, self._votes, options)
+        if agreed is not None and agreed.indexed:
+            # What each rank holds of which box was agreed on for that schema.
+            if self.schema.to_json() != before.to_json():
                 raise ResumeError(f"{store.url} was replaced while it was opened; try again", kind="replaced")
             epoch = agreed
         old = self._read(store)
@@ -208,22 +216,40 @@ def _check_same_schema(given: StreamSchema, manifest: Manifest) -> None:
         raise ResumeError("the given schema's coordinate values are not the store's", kind="coordinates")
 
 
-class _Times:
-    """Stored times by index; reads the chunks it is asked for, each once."""
+class StoredTimes:
+    """Stored times by index; reads the chunks it is asked for, each once.
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    Parameters
+    ----------
+    store
+        The store.
+    manifest
+        The committed state.
+    find
+        Where a chunk lies, by its key.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest, find: Callable[[str], str] = str) -> None:
         self._store = store
+        self._find = find
         self._array = manifest.schema.time_array
         self._separator = manifest.schema.key_separator
         self._codec = ChunkCodec(self._array.chain, self._array.dtype)
         self._chunks: dict[int, Any] = {}
 
     def at(self, i: int) -> float:
+        """Return the time of a record.
+
+        Raises
+        ------
+        FormatError
+            With the key of its chunk, when that is missing or damaged.
+        """
         length = self._array.resolved_chunk_shape[0]
         chunk, offset = divmod(i, length)
         if chunk not in self._chunks:
             key = chunk_key(self._array.name, self._separator, (chunk,))
-            self._chunks[chunk] = read_series_chunk(self._store, self._codec, key, length)
+            self._chunks[chunk] = read_series_chunk(self._store, self._codec, self._find(key), length)
         return float(self._chunks[chunk][offset])
 
 

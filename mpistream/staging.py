@@ -160,8 +160,10 @@ class Stager:
                 item.is_placed, item.staged_key = False, None
             raise
 
-    def remove(self, key: str) -> None:
+    def remove(self, key: str, *, sync: bool = False) -> None:
         """Remove an object or a whole folder, by way of the stage folder: a writer that was fenced removes nothing.
+
+        With ``sync`` it stays removed after a loss of power.
 
         Raises
         ------
@@ -170,7 +172,15 @@ class Stager:
         """
         name = self.name()
         try:
-            if self._store.move(key, name, parents=False, sync=False):
+            is_moved = self._store.move(key, name, parents=False, sync=False)
+            if sync:
+                try:
+                    # Also when there was nothing to move: an earlier try may have ended between the two.
+                    self._store.sync_folders([key])
+                except StoreError as error:
+                    if is_moved or error.kind != "gone":
+                        raise
+            if is_moved:
                 self._store.delete_tree(name)
         except StoreError as error:
             raise self.fenced(error) from error

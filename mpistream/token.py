@@ -62,6 +62,8 @@ class CommitToken:
     statics: Mapping[str, int]
     """Static -> cells in place."""
     n_blobs: int
+    n_packs: int
+    """Packs of blobs in place, 0 or 1."""
     region: Region
     n_objects: int
     nbytes: int
@@ -130,6 +132,7 @@ class CommitToken:
                 writer=operator.index(document["writer"]),
                 records=tuple((operator.index(a), operator.index(b)) for a, b in document["records"]),
                 n_blobs=operator.index(document["n_blobs"]),
+                n_packs=operator.index(document["n_packs"]),
                 times_sha256=str(document["times_sha256"]),
                 n_objects=operator.index(document["n_objects"]),
                 nbytes=operator.index(document["nbytes"]),
@@ -154,6 +157,8 @@ class CommitReceipt:
     last_t: float | None
     n_new_records: int
     new_statics: tuple[str, ...]
+    n_packs: int
+    """Packs of blobs that this commit added, over all ranks."""
     n_objects: int
     nbytes: int
     """Bytes that this commit put on disk, over all ranks, documents left out."""
@@ -173,6 +178,7 @@ class CommitReceipt:
             last_t=manifest.last_t,
             n_new_records=0,
             new_statics=(),
+            n_packs=0,
             n_objects=0,
             nbytes=0,
         )

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "mpistream"
 LAYERS = """
     _version  errors  zarr3
     names  block  tiling  ranges  options  local_store  store  memory_store  comm  agreement
-    zarr3.codecs  zarr3.shard
+    zarr3.codecs  zarr3.shard  zarr3.splice
     description  region  grid  indices  rearrange  arrays  schema
     layout  manifest  blobs  node
     zarr3.metadata  zarr3.snapshot  zarr3.document
@@ -27,7 +27,7 @@ LAYERS = """
     rank_writer  record  mover
     owner
     reader
-    indexing  opening  creating  resuming
+    indexing  opening  creating  resuming  repairing  carrying
     parallel  session  parts
     __init__
     info
@@ -62,6 +62,7 @@ PURE = {
     "zarr3.codecs",
     "zarr3.document",
     "zarr3.shard",
+    "zarr3.splice",
 }
 IMPURE_PACKAGES = {
     *("os", "io", "time", "threading", "multiprocessing", "subprocess", "socket", "shutil", "tempfile"),

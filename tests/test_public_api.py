@@ -46,6 +46,7 @@ NAMES = [
     "read_output_manifest",
     "read_record",
     "read_static",
+    "repair",
     "schema_fingerprint",
     "suggest_layout",
     "write_open",

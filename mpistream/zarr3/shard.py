@@ -35,10 +35,10 @@ from numpy.typing import NDArray
 from mpistream.errors import FormatError
 from mpistream.zarr3.codecs import ChunkCodec, crc32c
 
-__all__ = ["ChunkEncoder", "OpenShard", "ShardSpec", "index_bytes", "parse_index", "read_shard"]
+__all__ = ["MISSING", "ChunkEncoder", "OpenShard", "ShardSpec", "index_bytes", "parse_index", "read_shard"]
 
 # On disk. Do not change; see FORMAT.md.
-_MISSING = 2**64 - 1
+MISSING = 2**64 - 1
 _ENTRY = np.dtype("<u8")
 _CRC_NBYTES = 4
 
@@ -109,7 +109,7 @@ def parse_index(data: bytes, spec: ShardSpec, object_nbytes: int) -> NDArray[np.
         raise FormatError("the index's stored CRC32C differs from that of the data", kind="index")
     entries = np.frombuffer(data[:-_CRC_NBYTES], _ENTRY).astype(np.uint64).reshape(-1, 2)
     room = np.uint64(object_nbytes if spec.is_index_first else object_nbytes - spec.index_nbytes)
-    present = entries[:, 0] != _MISSING
+    present = entries[:, 0] != MISSING
     # offset + nbytes can pass 2**64; the two comparisons can't.
     bad = present & ((entries[:, 1] > room) | (entries[:, 0] > room - np.minimum(entries[:, 1], room)))
     if bad.any():
@@ -186,7 +186,7 @@ class OpenShard:
         self._pieces: list[Any] = []
         self._end = 0
         # Invariant: every present entry names bytes below _end, in _pieces.
-        self._entries: NDArray[np.uint64] = np.full((math.prod(self._spec.n_chunks), 2), _MISSING, np.uint64)
+        self._entries: NDArray[np.uint64] = np.full((math.prod(self._spec.n_chunks), 2), MISSING, np.uint64)
         self._time_extent = self._spec.chunk_shape[0]
         # Position of an inner chunk in time -> its records, raw, and those that are there. A full one is encoded
         # and leaves; one that is not stays, because it is encoded again when more of it has come.
@@ -226,7 +226,7 @@ class OpenShard:
         for time_index, kept in sorted(by_slab.items()):
             chunks = self._grid[time_index].reshape(-1)
             self._entries[chunks] = entries[chunks]
-            present = [int(i) for i in chunks if entries[i, 0] != _MISSING]
+            present = [int(i) for i in chunks if entries[i, 0] != MISSING]
             self._end = max([self._end, *(int(entries[i].sum()) for i in present)])
             if len(kept) < self._time_extent:
                 # The stored chunk may hold more than was kept: it is encoded anew before it is written.
@@ -240,7 +240,7 @@ class OpenShard:
         slab = self._new_slab()
         for index, box in self._space:
             offset, nbytes = (int(v) for v in entries[self._grid[(time_index, *index)]])
-            if offset != _MISSING:
+            if offset != MISSING:
                 chunk = self._spec.codec.decode(data[offset : offset + nbytes], self._spec.chunk_shape)
                 for record in kept:
                     part = slab.records[record][box]
@@ -300,7 +300,7 @@ class OpenShard:
             entry = self._entries[self._grid[(time_index, *index)]]
             # What an earlier object stored stays stored, also when the records that are left of it are all fill: its
             # bytes would otherwise lie behind all that the index names, and the next `from_object` would drop them.
-            pieces = self._encoder.encode(records[(slice(None), *box)], is_stored=bool(entry[0] != _MISSING))
+            pieces = self._encoder.encode(records[(slice(None), *box)], is_stored=bool(entry[0] != MISSING))
             if pieces is None:
                 continue
             nbytes = sum(len(p) for p in pieces)
@@ -370,7 +370,7 @@ def read_shard(
             target.append(slice(first - lo, last - lo))
             source.append(slice(first - i * c, last - i * c))
         offset, nbytes = (int(v) for v in entries[grid[index]])
-        if offset == _MISSING:
+        if offset == MISSING:
             out[tuple(target)] = spec.fill
         else:
             wanted.append((offset, nbytes, tuple(target), tuple(source)))

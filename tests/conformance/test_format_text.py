@@ -8,6 +8,7 @@ import json
 import re
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mpistream.lease import Lease
 from mpistream.manifest import Manifest, layout_bytes
 from mpistream.memory_store import MemoryStore
 from mpistream.names import DTYPES, check_name, fill_from_json, fill_to_json
+from mpistream.token import CommitReceipt
 from mpistream.zarr3.codecs import PROFILES, ChunkCodec, profile_chain
 from mpistream.zarr3.metadata import chunk_key, make_documents
 from mpistream.zarr3.shard import ChunkEncoder, OpenShard, ShardSpec
@@ -106,13 +108,25 @@ def test_manifest_example_is_read() -> None:
 
 
 def test_checksum_is_over_the_bytes_without_it() -> None:
-    """Section 8.1: without parsing, it is the SHA-256 of the file without 78 bytes, which occur once."""
-    assert 'without the 78 bytes `"checksum":"...",`' in " ".join(TEXT.split())
-    data = make_manifest().to_bytes()
-    ((before, found, behind),) = re.findall(rb'^(.*?)("checksum":"[0-9a-f]{64}",)(.*)$', data)
-    assert len(found) == 78
-    assert found == b'"checksum":"%b",' % hashlib.sha256(before + behind).hexdigest().encode()
-    assert b'"checksum"' not in before + behind
+    """Section 8.1: without parsing, it is the SHA-256 of the file without the first 78 bytes that look so."""
+    assert 'without the 78 bytes `"checksum":"...",`: the first that look so' in " ".join(TEXT.split())
+    pattern = rb'^(.*?)("checksum":"[0-9a-f]{64}",)(.*)$'
+    receipt = {**CommitReceipt.of(make_manifest()).to_json(), "new_statics": ["checksum"], "warnings": ['"checksum":"']}
+    carried = replace(make_manifest(), carried={"digest": "0" * 64, "receipt": receipt})
+    store: Any = MemoryStore("attrs")
+    schema = ms.StreamSchema(
+        dims={"time": None, "y": 2},
+        time=ms.AppendTime(units="s"),
+        variables={"v": ms.Variable(("time", "y"), "int32")},
+        attrs={"checksum": "f" * 64, "z": 1},
+    )
+    ms.write_open(store, schema).close()
+    named = store.read(".mpistream/manifest.json")
+    assert named.count(b'"checksum":"') == 2
+    for data in (make_manifest().to_bytes(), carried.to_bytes(), named):
+        ((before, found, behind),) = re.findall(pattern, data)
+        assert len(found) == 78
+        assert found == b'"checksum":"%b",' % hashlib.sha256(before + behind).hexdigest().encode()
 
 
 def test_fields_of_the_manifest() -> None:
@@ -122,7 +136,7 @@ def test_fields_of_the_manifest() -> None:
     assert fields("schema") == set(document["schema"])
     for array in document["schema"]["arrays"]:
         assert fields("array") == set(array)
-    assert set(document["dropped"][0]) == {"epoch", "start", "stop"}
+    assert set(document["dropped"][0]) == {"epoch", "start", "stop", "blob_floors"}
     assert fields("time") == set(document["schema"]["time"])
 
 
@@ -450,6 +464,41 @@ def test_which_blob_is_visible() -> None:
     reader = ms.open_reader(store)
     assert reader.blobs() == [(0, 0, "rng"), (0, "static", "m"), (0, "static", "n")]
     assert (reader.read_blob("n"), reader.read_blob("m")) == (b"new", b"old")
+
+
+def test_packs_are_counted() -> None:
+    """Section 9.7: one of them is missing iff fewer lie there than the manifest says."""
+    store: Any = MemoryStore("packs")
+    w = write_indexed(store, [0, 1])
+    w.write_blob("rng", b"1", scope=0)
+    w.commit()
+    w.write_blob("rng", b"2", scope=1)
+    w.close()
+    assert ms.read_output_manifest(store)["n_packs"] == 2
+    store.delete(".mpistream/blobs/1-2-0")
+    with pytest.raises(ms.FormatError, match="1 packs of committed blobs, the manifest counts 2"):
+        ms.read_blob(store, "rng", 1)
+
+
+def test_a_restore() -> None:
+    """Section 11: what `dropped` names is committed again, `floors` rise, `blob_floors` are as before the drop."""
+    store: Any = MemoryStore("restored")
+    w = write_indexed(store, [0, 1, 2])
+    w.commit()
+    w.invalidate([1])
+    w.write_record_at(1, TIMES[1], {"v": np.full(4, 1, "int32"), "s": 1})
+    w.close()
+    before = ms.read_output_manifest(store)
+    assert before["floors"] == before["blob_floors"] == [[1, 2], [2, 0]]
+    ms.write_resume(store, at=TIMES[0]).close()
+    dropped = ms.read_output_manifest(store)
+    assert dropped["dropped"] == [{"epoch": 2, "start": 1, "stop": 3, "blob_floors": [[1, 2], [2, 0]]}]
+    assert dropped["floors"] == dropped["blob_floors"] == [[1, 4], [3, 0]]
+    ms.repair(store, restore_dropped=True)
+    after = ms.read_output_manifest(store)
+    changed = {"epoch": 3, "run_id": after["run_id"], "commit_seq": 6, "first_seq": 5, "floors": [[1, 6], [3, 0]]}
+    left_out = {"checksum": after["checksum"], "layout_digest": after["layout_digest"]}
+    assert after == {**before, **changed, **left_out}
 
 
 def test_tokens_and_carried(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def right_tokens(
             n_cells={a.name: n * epoch.n_cells[a.name][writer] for a in manifest.schema.arrays.values() if a.has_time},
             statics={name: epoch.n_cells[name][writer] for name in statics},
             n_blobs=writer,
+            n_packs=int(writer > 0),
             region=region,
             n_objects=10 + writer,
             nbytes=1000 * (writer + 1),

@@ -97,7 +97,7 @@ def test_json_is_the_receipt(url: Path, tokens: list[Path]) -> None:
     expected = {"commit_seq": 1, "epoch": 1, "n_records": 2, "n_new_records": 2, "last_t": 1.5, "warnings": []}
     assert {k: receipt[k] for k in expected} == expected
     assert receipt["new_statics"] == ["depth"]
-    assert set(receipt) == {*expected, "new_statics", "n_objects", "nbytes"}
+    assert set(receipt) == {*expected, "new_statics", "n_packs", "n_objects", "nbytes"}
     manifest = (url / ".mpistream" / "manifest.json").read_bytes()
     again = run("commit", url, *reversed(tokens), "--json")
     assert (again.exit_code, again.stdout) == (0, first.stdout)
@@ -155,7 +155,7 @@ BROKEN: dict[str, tuple[Callable[[list[Path]], object], str]] = {
     "duplicate": (lambda files: files.append(files[0]), "rank 0: 2 tokens"),
     "another attempt": (change(1, run_id="0" * 32), "another attempt; nothing was committed"),
     "another store": (change(1, store_id="0" * 32), "nothing was committed"),
-    "other times": (change(1, times_sha256="0" * 64), "rank 1: its times differ"),
+    "other times": (change(1, times_sha256="0" * 64), "rank 1: its times are not those"),
 }
 
 

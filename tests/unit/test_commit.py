@@ -50,11 +50,13 @@ def test_a_full_set_of_right_tokens_is_a_commit() -> None:
         last_t=4.5,
         n_new_records=3,
         new_statics=("topography",),
+        n_packs=2,
         n_objects=10 + 11 + 12,
         nbytes=6000,
     )
     assert (manifest.n_records, manifest.committed, manifest.last_t) == (5, ((0, 5),), 4.5)
     assert (manifest.commit_seq, manifest.epoch, manifest.statics) == (10, 4, ("topography",))
+    assert manifest.n_packs == BASE.n_packs + 2
     assert manifest.times_digest == add_times(ZEROS, enumerate([0.5, 1.5, *TIMES]))
     unchanged = ("store_id", "run_id", "schema", "fingerprint", "coordinates_digest", "layout_digest", "floors")
     assert all(getattr(manifest, name) == getattr(BASE, name) for name in unchanged)
@@ -92,7 +94,7 @@ def test_every_rank_computes_the_manifest_of_the_decision() -> None:
     """next_manifest, from times and names alone, is what decide returns; names are a sorted set."""
     base = replace(BASE, statics=("lat",))
     found = judge(right_tokens(base, EPOCH, TIMES, ("topography",)), base).manifest
-    assert found == next_manifest(base, ((2, 5),), TIMES, ["topography"])
+    assert found == next_manifest(base, ((2, 5),), TIMES, ["topography"], 2)
     assert found is not None
     assert found.statics == ("lat", "topography")
     assert next_manifest(base, (), [], []) == replace(base, commit_seq=10)
@@ -273,7 +275,7 @@ def test_times_that_differ_bitwise() -> None:
             "times",
             1,
             (
-                "rank 1: its times differ from the owner's (last t = 4.500000000000001, not 4.5); "
+                "rank 1: its times are not those of the commit (last t = 4.500000000000001, not 4.5); "
                 "call rollback() on every rank and write again"
             ),
         ),

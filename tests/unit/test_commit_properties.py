@@ -100,7 +100,7 @@ def test_right_tokens_commit_and_any_mutated_field_is_refused(case, data) -> Non
     tokens = case.tokens()
     found = decide(manifest, epoch, tokens, times)
     assert found.faults == ()
-    assert found.manifest == next_manifest(manifest, records, times, statics)
+    assert found.manifest == next_manifest(manifest, records, times, statics, sum(t.n_packs for t in tokens))
     assert found.manifest is not None
     again = Manifest.from_bytes(found.manifest.to_bytes())
     assert set(members(again.committed)) == {*members(manifest.committed), *members(records)}
@@ -126,6 +126,8 @@ def test_right_tokens_commit_and_any_mutated_field_is_refused(case, data) -> Non
     elif name in ("n_cells", "statics"):
         key = data.draw(st.sampled_from([*value, "unknown"]))
         wrong = {**value, key: value.get(key, 0) + data.draw(st.sampled_from([-1, 1, 2**40]))}
+    elif name == "n_packs":
+        wrong = data.draw(st.sampled_from([-1, 2, 2**40]))
     else:
         wrong = value + data.draw(st.sampled_from([-1, 1, 2**40]))
     tokens[i] = replace(tokens[i], **{name: wrong})

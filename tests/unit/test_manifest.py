@@ -22,6 +22,7 @@ from mpistream.manifest import (
     Manifest,
     add_times,
     floor_of,
+    floors_inside,
     layout_bytes,
     parse_blob,
     parse_epoch,
@@ -30,6 +31,7 @@ from mpistream.manifest import (
     parse_open_dropped,
     raise_floors,
     raised_inside,
+    set_floors,
     subtract_times,
 )
 from mpistream.ranges import ranges_of
@@ -49,8 +51,10 @@ FULL = replace(
     commit_seq=17,
     first_seq=16,
     statics=("topography",),
-    dropped=(Dropped(epoch=2, start=5, stop=9), Dropped(epoch=3, start=5, stop=6)),
+    dropped=(Dropped(epoch=2, start=5, stop=9, blob_floors=((6, 3),)), Dropped(epoch=3, start=5, stop=6)),
     floors=((2, 4), (5, 16)),
+    blob_floors=((2, 3), (5, 16)),
+    n_packs=7,
     carried={"digest": "cd", "receipt": {"commit_seq": 17, "warnings": []}},
 )
 INDEXED = replace(
@@ -126,8 +130,13 @@ def test_the_document() -> None:
         "last_t": 0.1 + 0.2,
         "committed": [[0, 5]],
         "statics": ["topography"],
-        "dropped": [{"epoch": 2, "start": 5, "stop": 9}, {"epoch": 3, "start": 5, "stop": 6}],
+        "dropped": [
+            {"epoch": 2, "start": 5, "stop": 9, "blob_floors": [[6, 3]]},
+            {"epoch": 3, "start": 5, "stop": 6, "blob_floors": []},
+        ],
         "floors": [[2, 4], [5, 16]],
+        "blob_floors": [[2, 3], [5, 16]],
+        "n_packs": 7,
         "fingerprint": FULL.schema.fingerprint(),
         "coordinates_digest": FULL.schema.coordinates_digest(),
         "times_digest": "ab" * 32,
@@ -142,6 +151,7 @@ def test_a_new_store_has_no_records() -> None:
     assert (FIRST.statics, FIRST.dropped, FIRST.floors) == ((), (), ())
     assert FIRST.times_digest == ZEROS
     assert (FIRST.first_seq, FIRST.carried) == (0, None)
+    assert (FIRST.blob_floors, FIRST.n_packs) == ((), 0)
 
 
 def test_in_indexed_mode_all_records_have_their_place() -> None:
@@ -497,3 +507,31 @@ def test_no_layout_document_ends_in_another_error(value) -> None:
             parse_layout("k", dumped(document))
         except FormatError as error:
             assert error.kind == "layout"
+
+
+# ---- floors as they once were ------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=4),
+    st.tuples(st.integers(0, 12), st.integers(1, 6)),
+    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=2),
+)
+def test_floors_of_a_range_are_set_back(raised, dropped, later) -> None:
+    """Number by number: inside the range what `floors_inside` kept of it, elsewhere what they are now."""
+    floors: tuple[tuple[int, int], ...] = ()
+    for seq, (start, n) in enumerate(raised, 1):
+        floors = raise_floors(floors, ((start, start + n),), seq)
+    start, stop = dropped[0], sum(dropped)
+    kept = floors_inside(floors, start, stop)
+    now = raise_floors(floors, ((start, stop),), 50)
+    for seq, (first, n) in enumerate(later, 60):
+        now = raise_floors(now, ((first, first + n),), seq)
+    found = set_floors(now, start, stop, kept)
+    for i in range(25):
+        assert floor_of(found, i) == floor_of(floors if start <= i < stop else now, i)
+    assert [s for s, _ in found] == sorted({s for s, _ in found})
+    assert all(a[1] != b[1] for a, b in itertools.pairwise([(0, 0), *found]))
+    assert floors_inside(floors, 20, 30) == ()
+    if not later:
+        assert [floor_of(found, i) for i in range(25)] == [floor_of(floors, i) for i in range(25)]

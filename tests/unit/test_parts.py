@@ -342,7 +342,7 @@ def test_several_processes_commit_the_same_tokens_at_once(url: Path, placed: Pla
     for thread in threads:
         thread.join(60)
     assert len(receipts) == 3
-    assert len(set(map(repr, receipts))) == 1
+    assert len(set(receipts)) == 1  # one that was overtaken while it published says so in its warnings
     assert list((url / ".mpistream" / "stage" / "1").glob("commit-*")) == []
     check(url, 3)
 
@@ -376,7 +376,7 @@ BAD: dict[str, tuple[Callable[[list[Token]], list[Any]], type[ms.MPIStreamError]
     "another schema": (changed(1, fingerprint="f" * 64), ms.CommitError, "token", 1, "fingerprint"),
     "another base": (changed(1, base_seq=7), ms.CommitError, "token", 1, "base commit 7"),
     "other records": (changed(1, records=[[0, 2]]), ms.CommitError, "records", None, "different records"),
-    "other times": (changed(1, times_sha256="f" * 64), ms.CommitError, "times", 1, "times differ"),
+    "other times": (changed(1, times_sha256="f" * 64), ms.CommitError, "times", 1, "times are not those"),
     "too few cells": (changed(1, n_cells={"height": 7, "energy": 0}), ms.CommitError, "tiling", 1, "7 cells"),
     "no static": (changed(1, statics={}), ms.CommitError, "tiling", 1, "0 cells of 'depth'"),
     "a failure": (

@@ -231,8 +231,8 @@ def test_blobs_that_were_placed_are_not_committed_by_an_invalidation() -> None:
     crew = Crew(schema(ms.IndexedTime(range(3), units="s")))
     (writer,) = crew.writers
     crew.write_at(0, 0.0, {"t": VALUES})
-    crew.commit()
     crew.write_at(1, 1.0, {"t": VALUES})
+    crew.commit()
     writer.write_blob("a", b"1", 1)
     writer.place(writer.stage(partial_rows=True))
     crew.invalidate(0)

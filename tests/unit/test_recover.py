@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpistream.commit import next_manifest, recover
+from mpistream.commit import next_manifest, recover, restore
 from mpistream.manifest import Dropped, Manifest, add_times
 from tests.support.tokens import BASE, HOLES, TIMES, ZEROS
 
@@ -100,3 +100,27 @@ def test_a_resume_with_holes(n_keep, committed, dropped) -> None:
     assert found.dropped == tuple(Dropped(epoch=5, start=a, stop=b) for a, b in dropped)
     assert found.floors == tuple(floor for a, b in dropped for floor in ((a, 10), (b, 0)))
     assert found.times_digest == add_times(ZEROS, [(i, float(i)) for i in kept])
+
+
+def test_a_restore_is_as_if_nothing_had_been_dropped() -> None:
+    """But for epoch and commit_seq, and floors that tell readers of before to look again."""
+    whole = next_manifest(BASE, ((2, 5),), TIMES, ["lat"], 3)
+    blob_floors = ((1, 4), (3, 0))
+    whole = replace(whole, floors=blob_floors, blob_floors=blob_floors)
+    first = recovered(whole, 4, ALL_TIMES)
+    second = recovered(first, 2, ALL_TIMES[:4], epoch=6)
+    assert second.blob_floors == second.floors == ((1, 4), (2, 12), (4, 11), (5, 0))
+    found = restore(second, ALL_TIMES[2:])
+    same = ("committed", "n_records", "last_t", "times_digest", "statics", "n_packs", "blob_floors", "schema")
+    assert {name: getattr(found, name) for name in same} == {name: getattr(whole, name) for name in same}
+    assert (found.dropped, found.commit_seq, found.first_seq, found.epoch) == ((), 13, 12, 6)
+    assert found.floors == ((1, 4), (2, 13), (5, 0))
+
+
+def test_a_restore_with_holes() -> None:
+    """In indexed mode: the last time is that of the highest record, dropped or kept."""
+    gone = [float(i) for a, b in HOLES.committed for i in range(a, b) if i >= 4]
+    found = recover(HOLES, epoch=5, run_id="run 5", n_keep=4, last_t=3.0, dropped_times=gone, layout_digest="layout 5")
+    assert found.committed != HOLES.committed
+    again = restore(found, gone)
+    assert (again.committed, again.last_t, again.times_digest) == (HOLES.committed, HOLES.last_t, HOLES.times_digest)

@@ -31,6 +31,7 @@ TOKEN = CommitToken(
     n_cells={"temperature": 2**50, "energy": 0},
     statics={"topography": 24},
     n_blobs=2,
+    n_packs=1,
     region=Region.of_box(("y", "x"), ((0, 4), (3, 6))),
     n_objects=8,
     nbytes=12_345,
@@ -51,6 +52,7 @@ RECEIPT = CommitReceipt(
     last_t=1.5,
     n_new_records=2,
     new_statics=("topography",),
+    n_packs=1,
     n_objects=8,
     nbytes=12_345,
     warnings=("publish: no space",),
@@ -171,6 +173,7 @@ def test_the_receipt_of_a_state(manifest, n_records, last_t) -> None:
         last_t=last_t,
         n_new_records=0,
         new_statics=(),
+        n_packs=0,
         n_objects=0,
         nbytes=0,
     )
