@@ -1,4 +1,4 @@
-"""Streams over random grids whose ranks hold random boxes, and the same stream from one rank to compare with."""
+"""Streams over random grids whose ranks hold random boxes or cells, and the same stream from one rank to compare."""
 
 from __future__ import annotations
 
@@ -69,19 +69,22 @@ class Decomposed:
         rng = random.Random(seed)
         dims = _NAMES[-rng.randint(1, 4) :]
         self.sizes = {d: rng.randint(1, 13 if len(dims) < 3 else 5) for d in dims}
+        self.n_extra = rng.randint(0, 2)
         few = [d for d in dims if rng.random() < 0.6]
         mixed = rng.sample(dims, len(dims))
+        faces = " ".join(dims).replace("x", "x_face")
         self.scene = Scene(
-            sizes={**self.sizes, "level": 2},
+            sizes={**self.sizes, "level": 2, "x_face": self.sizes["x"] + self.n_extra},
             variables={
                 "u": (" ".join(dims), rng.choice(DTYPES)),
                 "v": (" ".join(dims), rng.choice(DTYPES)),
                 "mixed": (" ".join(mixed), "float32"),
                 "few": (" ".join(few), rng.choice(DTYPES)),
+                "flux": (faces, "float64"),
                 "total": ("", "float64"),
             },
             statics={"topo": (" ".join(dims), "float32"), "soil": (" ".join(["level", *few]), "int16")},
-            coords={"lat": (" ".join(dims), "float64")},
+            coords={"lat": (faces, "float64")},
         )
         self.row = rng.choice([1, 1, 3])
         self.layout: dict[str, Any] = {}
@@ -93,6 +96,7 @@ class Decomposed:
                 "chunk_shape": {"time": rng.choice([1, self.row]), **chunk},
             }
         self.held = deal(rng, tile(rng, list(self.sizes.values()), rng.randint(1, 10)), n_ranks)
+        self.indices = _deal_indices(rng, self.sizes, n_ranks) if rng.random() < 0.3 else None
         self.options: dict[str, Any] = {
             "threads": rng.choice([0, 1]),
             "writers": rng.choice(["auto", "all", "node", 1, 2, 3]),
@@ -103,12 +107,11 @@ class Decomposed:
 
     def schema(self) -> ms.StreamSchema:
         """Return the schema; with a fixed time dim if the records come in an order of their own."""
-        found = self.scene.schema(**self.layout)
-        if self.order is None:
-            return found
+        units = "seconds since 2000-01-01"
+        times = [time_of(i) for i in range(N_RECORDS)]
         return ms.StreamSchema(
-            dims=found.dims,
-            time=ms.IndexedTime([time_of(i) for i in range(N_RECORDS)], units="seconds since 2000-01-01"),
+            dims={"time": None, **self.sizes, "level": 2, "x_face": ms.Staggered("x", self.n_extra)},
+            time=ms.AppendTime(units=units) if self.order is None else ms.IndexedTime(times, units=units),
             variables=self._described(self.scene.variables, "time"),
             statics=self._described(self.scene.statics),
             coords={name: ms.Coordinate(tuple(d.split()), dtype=t) for name, (d, t) in self.scene.coords.items()},
@@ -119,8 +122,10 @@ class Decomposed:
     def _described(kinds: Any, *lead: str) -> dict[str, ms.Variable]:
         return {name: ms.Variable((*lead, *dims.split()), dtype) for name, (dims, dtype) in kinds.items()}
 
-    def region(self, rank: int) -> list[dict[str, tuple[int, int]]]:
+    def region(self, rank: int) -> Any:
         """Return what a rank passes as its region."""
+        if self.indices is not None:
+            return ms.Indices(self.indices[rank])
         return [dict(zip(self.sizes, box, strict=True)) for box in self.held[rank]]
 
     def write(self, writer: ms.StreamWriter, rank: int | None) -> None:
@@ -159,20 +164,40 @@ class Decomposed:
     def _blocks(self, name: str, rank: int | None, record: int, rng: random.Random) -> list[Any]:
         """Return a rank's blocks of a whole array, each in a form of its own."""
         dims = {**self.scene.variables, **self.scene.statics, **self.scene.coords}[name][0].split()
-        whole = self.scene.whole(name, record)
-        boxes = [tuple((0, n) for n in self.sizes.values())] if rank is None else self.held[rank]
-        if not any(d in self.sizes for d in dims):
-            return [np.array(whole)]
+        whole = np.array(self.scene.whole(name, record))
+        if rank is not None and self.indices is not None:
+            for axis, dim in enumerate(dims):
+                if dim in self.indices[rank]:
+                    whole = whole.take(self.indices[rank][dim], axis)
+            return [_formed(whole, rng)]
+        if rank is None or not any(d in self.sizes or d == "x_face" for d in dims):
+            return [whole]
         none = ((0, 0),) * len(self.sizes)
-        regions = [dict(zip(self.sizes, box, strict=True)) for box in boxes or [none]]
-        return [_formed(np.array(whole[tuple(slice(*r.get(d, (0, None))) for d in dims)]), rng) for r in regions]
+        regions = [dict(zip(self.sizes, box, strict=True)) for box in self.held[rank] or [none]]
+        return [_formed(whole[tuple(self._slice(region, dim) for dim in dims)], rng) for region in regions]
+
+    def _slice(self, region: dict[str, tuple[int, int]], dim: str) -> slice:
+        """Where a region lies in a dim: who has the last cell has the faces behind it, too."""
+        if dim != "x_face":
+            return slice(*region.get(dim, (None, None)))
+        start, stop = region["x"]
+        return slice(start, stop + self.n_extra if start < stop == self.sizes["x"] else stop)
+
+
+def _deal_indices(rng: random.Random, sizes: dict[str, int], n_ranks: int) -> list[dict[str, list[int]]]:
+    """Give the cells of one dim to ranks, in any order."""
+    dim = rng.choice(list(sizes))
+    found: list[dict[str, list[int]]] = [{dim: []} for _ in range(n_ranks)]
+    for cell in rng.sample(range(sizes[dim]), sizes[dim]):
+        found[rng.randrange(n_ranks)][dim].append(cell)
+    return found
 
 
 def _formed(block: NDArray[Any], rng: random.Random) -> NDArray[Any]:
     """Return a block in another memory order or byte order, or with other strides."""
     form = rng.randrange(6)
     if not block.ndim:
-        return block
+        return block.copy()
     if form == 0:
         return np.array(block, order="F")
     if form == 1:
@@ -180,14 +205,14 @@ def _formed(block: NDArray[Any], rng: random.Random) -> NDArray[Any]:
     if form == 2:
         flips = tuple(slice(None, None, rng.choice([1, -1])) for _ in block.shape)
         return np.array(block[flips])[flips]
-    if form == 3 and block.ndim:
-        spaced = np.repeat(block, 2, axis=rng.randrange(block.ndim))
-        return spaced[
-            tuple(slice(None, None, 2 if a > b else 1) for a, b in zip(spaced.shape, block.shape, strict=True))
-        ]
+    if form == 3:
+        steps = tuple(slice(None, None, rng.choice([1, 2])) for _ in block.shape)
+        spaced = np.zeros([n * s.step for n, s in zip(block.shape, steps, strict=True)], block.dtype)
+        spaced[steps] = block
+        return spaced[steps]
     if form == 4 and block.dtype.kind == "f":
         return block.astype(np.float64)
-    return block
+    return block.copy()
 
 
 def _as_passed(blocks: list[Any]) -> Any:

@@ -63,7 +63,7 @@ def assert_holds(url: Any, case: Decomposed) -> None:
 
 @pytest.mark.parametrize("seed", range(28))
 def test_any_decomposition_gives_the_bytes_of_one_rank(tmp_path, seed) -> None:
-    """Grids of up to 4 dims, boxes anywhere, all dtypes, strides and byte orders, 1 to 7 ranks, few or all writing."""
+    """Grids of up to 4 dims, boxes or cells anywhere, all dtypes, strides and byte orders, few or all ranks writing."""
     n_ranks = seed % 7 + 1
     assert_as_serial(tmp_path, Decomposed(seed, n_ranks), n_ranks)
 
