@@ -20,7 +20,7 @@ from mpistream.errors import (
 )
 from mpistream.layout import decompose
 from mpistream.options import Options
-from mpistream.parallel import StreamWriter
+from mpistream.parallel import StreamWriter, commit_all
 from mpistream.parts import PartWriter, commit_tokens, write_open_part
 from mpistream.plan import Plan, plan
 from mpistream.reader import StoreReader, open_reader, read_blob, read_output_manifest, read_record, read_static
@@ -54,6 +54,7 @@ __all__ = [
     "TilingError",
     "Variable",
     "__version__",
+    "commit_all",
     "commit_tokens",
     "decompose",
     "open_reader",

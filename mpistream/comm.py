@@ -41,6 +41,9 @@ class Transport(Protocol):
     def gather(self, data: bytes, timeout: float) -> list[bytes] | None:
         """Gather on rank 0, where the list is returned; TimeoutError after ``timeout`` seconds."""
 
+    def has_ranks_of(self, other: Transport) -> bool:
+        """Whether both connect the same processes in the same order."""
+
     def is_usable(self) -> bool:
         """Whether messages can still be sent; after MPI_Finalize they can't."""
 
@@ -82,6 +85,10 @@ class SerialTransport:
     def gather(self, data: bytes, timeout: float) -> list[bytes] | None:  # noqa: ARG002 (Transport)
         """Return the only token."""
         return [data]
+
+    def has_ranks_of(self, other: Transport) -> bool:
+        """Whether the other, too, is this process alone."""
+        return other.size == 1
 
     def is_usable(self) -> bool:
         """There is nothing that could end."""
@@ -173,6 +180,13 @@ class MPITransport:
         if not any(request.Test() for _ in waiting(deadline - time.monotonic())):
             _not_freed.append((self, request, buffers))
             raise TimeoutError
+
+    def has_ranks_of(self, other: Transport) -> bool:
+        """Compare the groups with ``MPI_Comm_compare``, which is local."""
+        if not isinstance(other, MPITransport):
+            return self.size == other.size == 1
+        same = (self._mpi.IDENT, self._mpi.CONGRUENT)
+        return self.is_usable() and self._mpi.Comm.Compare(self._comm, other._comm) in same
 
     def is_usable(self) -> bool:
         """Whether MPI is not finalised."""

@@ -1,13 +1,14 @@
 """The collective driver: what a rank of a simulation calls.
 
-A `StreamWriter` is one rank's writer, the channel to the other ranks and, on rank 0, the owner. The steps
-of a commit are those at the head of `mpistream.commit`, in that order.
+A `StreamWriter` is one rank's writer, the channel to the other ranks and, on rank 0, the owner. What a commit
+does is in `mpistream.committing`.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import sys
 import time
@@ -19,19 +20,12 @@ from typing import Any, Self
 from numpy.typing import ArrayLike, NDArray
 
 from mpistream.agreement import Channel
-from mpistream.commit import Decision, next_manifest
-from mpistream.errors import (
-    CommitError,
-    MPIStreamError,
-    ProtocolError,
-    StoreError,
-    error_from_json,
-    error_to_json,
-)
+from mpistream.committing import OpenStream, commit_streams, on_every_rank
+from mpistream.errors import MPIStreamError, ProtocolError, StoreError
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.options import Options
-from mpistream.owner import Owner, Prepared, commit_error
-from mpistream.ranges import Ranges, members
+from mpistream.owner import Owner
+from mpistream.ranges import Ranges
 from mpistream.rank_writer import RankWriter, WriterStats
 from mpistream.reader import StoreReader
 from mpistream.record import Record
@@ -41,11 +35,13 @@ from mpistream.schema import StreamSchema
 from mpistream.store import Store
 from mpistream.token import CommitReceipt, CommitToken
 
-__all__ = ["StreamWriter"]
+__all__ = ["StreamWriter", "commit_all"]
 
 _log = logging.getLogger("mpistream")
 
 _open_writers: weakref.WeakSet[StreamWriter] = weakref.WeakSet()
+# Ranks open the writers of one communicator in the same order.
+_numbers = itertools.count()
 
 
 class StreamWriter:
@@ -54,6 +50,8 @@ class StreamWriter:
     It is a context manager: a body that ends commits what is pending and closes; a body that raises
     commits nothing, tells the other ranks at once, and the exception goes on.
     """
+
+    _commits_tokens = False
 
     def __init__(
         self,
@@ -69,18 +67,17 @@ class StreamWriter:
         self._store = store
         self._writer = writer
         self._owner = owner
-        self._manifest = manifest
+        self._stream = OpenStream(
+            store=store, writer=writer, owner=owner, manifest=manifest, receipt=CommitReceipt.of(manifest)
+        )
         self._options = options
         self._buffers: dict[str, NDArray[Any]] = {}
         self._record: Record | None = None
         self._is_closed = False
+        self._number = next(_numbers)
         self._began = time.perf_counter()
         self.resumed = resumed
         """What `write_resume` found and did; None after `write_open`."""
-        self._receipt = CommitReceipt.of(manifest)
-        # On rank 0: the tokens of the commit in progress, as they arrived, and what they make.
-        self._arrived: list[str] = []
-        self._decision: Decision | None = None
         _open_writers.add(self)
 
     # What it is
@@ -88,7 +85,7 @@ class StreamWriter:
     @property
     def schema(self) -> StreamSchema:
         """The schema, with its layout; coordinates have digests in the place of values."""
-        return self._manifest.schema
+        return self._stream.manifest.schema
 
     @property
     def region(self) -> Region:
@@ -113,7 +110,7 @@ class StreamWriter:
     @property
     def epoch(self) -> int:
         """Number of this opening of the store for writing."""
-        return self._manifest.epoch
+        return self._stream.manifest.epoch
 
     @property
     def stats(self) -> WriterStats:
@@ -123,7 +120,7 @@ class StreamWriter:
     @property
     def reader(self) -> StoreReader:
         """A reader of what is committed by now, on this rank alone."""
-        return StoreReader(self._store, self._manifest)
+        return StoreReader(self._store, self._stream.manifest)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Return the shape of this rank's block of a variable or static, without time.
@@ -138,7 +135,7 @@ class StreamWriter:
         Not collective.
         """
         self._writer.block_shape(name)
-        return name in self._manifest.statics
+        return name in self._stream.manifest.statics
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{self.n_records} records, {self.n_committed} committed"
@@ -350,114 +347,8 @@ class StreamWriter:
             raise ProtocolError(
                 "commit(tokens) is for parts without MPI, see write_open_part; call commit() on every rank", kind="role"
             )
-        began = time.perf_counter()
-        try:
-            return self._commit(partial_rows)
-        finally:
-            self.stats.seconds["commit"] += time.perf_counter() - began
-            self._keep_lease()
-
-    def _commit(self, partial_rows: bool) -> CommitReceipt:
-        writer, channel = self._writer, self._channel
-        # 1 Stage.
-        failure: MPIStreamError | None = None
-        records: Ranges = ()
-        try:
-            records = writer.stage(partial_rows=partial_rows)
-        except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
-            failure = _on_every_rank(error, channel.rank)
-        # 2 Arrive: rank 0 sees what every rank is about to place, and says go only if it would be committed.
-        token = None if failure else writer.token(records).to_text()
-        payload = {"is_pending": writer.has_pending(records), "token": token}
-        go = channel.exchange(
-            "commit",
-            digest=str(partial_rows),
-            payload=payload,
-            failure=failure,
-            answer=lambda payloads: self._answer_arrival(payloads, records),
-        )
-        if not go:
-            return self._redo_publish()
-        # 3 Place.
-        failure = None
-        try:
-            writer.place(records)
-        except Exception as error:  # noqa: BLE001 (it travels in the token: the gather must be complete)
-            failure = _as_ours(error, channel.rank)
-        # 4 Gather, 5 decide, 6 commit, 7 outcome.
-        if failure is not None:
-            token = writer.token(records, failure).to_text()
-        assert token is not None
-        times = writer.times(records)
-        if self._owner is not None:
-            receipt = self._lead_commit(self._owner, token, records, times)
-        else:
-            channel.gather(token.encode())
-            receipt = CommitReceipt.from_json(channel.await_announcement())
-        self._manifest = next_manifest(self._manifest, records, times, receipt.new_statics)
-        writer.committed(self._manifest)
-        self._receipt = receipt
-        # 8 Publish.
-        if self._owner is not None:
-            self._receipt = self._owner.publish(receipt)
-            self._show_progress()
-        return self._receipt
-
-    def _answer_arrival(self, payloads: list[Any], records: Ranges) -> list[bool]:
-        assert self._owner is not None
-        is_pending = any(p["is_pending"] for p in payloads)
-        if is_pending:
-            self._arrived = [p["token"] for p in payloads]
-            tokens = [CommitToken.from_text(t) for t in self._arrived]
-            self._decision = self._owner.decide(tokens, self._writer.times(records))
-        return [is_pending] * len(payloads)
-
-    def _lead_commit(self, owner: Owner, token: str, records: Ranges, times: list[float]) -> CommitReceipt:
-        """Steps 4 to 7 on rank 0: whatever happens, every rank is told."""
-        assert self._decision is not None
-        prepared: Prepared | None = None
-        try:
-            # While the others place: what would be committed is known, and the stage folder is nobody else's.
-            failure: Exception | None = None
-            try:
-                assert self._decision.manifest is not None
-                prepared = owner.prepare(self._decision.manifest, dict(zip(members(records), times, strict=True)))
-            except Exception as error:  # noqa: BLE001 (the gather must be complete first)
-                failure = error
-            gathered = [data.decode() for data in self._channel.gather(token.encode()) or ()]
-            # The same tokens give the same decision; others carry what went wrong since.
-            if gathered != self._arrived:
-                owner.decide([CommitToken.from_text(t) for t in gathered], times)
-                raise ProtocolError("a token has changed since its rank arrived; nothing was committed", kind="token")
-            if failure is not None:
-                raise failure
-            assert prepared is not None
-            owner.commit(prepared)
-            receipt = self._decision.receipt
-            assert receipt is not None
-        except Exception as error:
-            if prepared is not None:
-                owner.discard(prepared)
-            told = _on_every_rank(error, 0)
-            self._channel.announce(error=told)
-            raise told from error
-        except BaseException as error:
-            # Ctrl-C, say, in the middle of it: whether the manifest is in place is for the store to tell.
-            unknown = CommitError(
-                f"rank 0 was interrupted in a commit ({type(error).__name__}); this writer is dead, write_resume tells "
-                "what is committed",
-                kind="outcome_unknown",
-                rank=0,
-            )
-            self._channel.announce(error=unknown)
-            raise
-        self._channel.announce(receipt.to_json())
-        return receipt
-
-    def _redo_publish(self) -> CommitReceipt:
-        if self._owner is not None:
-            self._receipt = self._owner.publish(self._receipt)
-        return self._receipt
+        _commit(self._channel, [self], partial_rows)
+        return self._stream.receipt
 
     def rollback(self) -> None:
         """Drop what is not committed, on every rank.
@@ -479,7 +370,7 @@ class StreamWriter:
         try:
             self._writer.rollback()
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
-            failure = _on_every_rank(error, self._channel.rank)
+            failure = on_every_rank(error, self._channel.rank)
         self._channel.exchange("rollback", failure=failure)
 
     def invalidate(self, indices: Iterable[int]) -> CommitReceipt:
@@ -512,7 +403,7 @@ class StreamWriter:
         self._check_no_record("invalidate")
         failure: MPIStreamError | None = None
         records: Ranges = ()
-        manifest = self._manifest
+        manifest = self._stream.manifest
         try:
             records = self._writer.checked_for_invalidate(indices)
             manifest = self._writer.without(records)
@@ -527,20 +418,20 @@ class StreamWriter:
                 if records:
                     self._owner.commit(self._owner.prepare(manifest, {}))
             except Exception as error:
-                raise _on_every_rank(error, 0) from error
+                raise on_every_rank(error, 0) from error
             return [None] * len(votes)
 
         self._channel.exchange("invalidate", digest=str(records), failure=failure, answer=answer)
         if not records:
-            return self._receipt
-        self._manifest = manifest
+            return self._stream.receipt
+        self._stream.manifest = manifest
         self._writer.invalidated(manifest)
-        self._receipt = CommitReceipt.of(manifest)
+        self._stream.receipt = CommitReceipt.of(manifest)
         if self._owner is not None:
-            self._receipt = self._owner.publish(self._receipt)
+            self._stream.receipt = self._owner.publish(self._stream.receipt)
         # A rank must not rewrite a record before plain readers know.
         self._channel.exchange("invalidated")
-        return self._receipt
+        return self._stream.receipt
 
     def close(self) -> None:
         """Commit what is pending and release everything; a second call does nothing.
@@ -627,24 +518,121 @@ class StreamWriter:
             _say(f"{self._store.url}: {n} records were not committed: {why}")
 
     def _show_progress(self) -> None:
-        if self._options.progress:
+        if self._owner is not None and self._options.progress:
+            receipt = self._stream.receipt
             _say(
-                f"{self._store.url}: {self.n_committed} records, t = {self.last_t}, commit {self._receipt.commit_seq} "
-                f"of {self._receipt.nbytes / 1e6:.1f} MB, {time.perf_counter() - self._began:.1f} s"
+                f"{self._store.url}: {self.n_committed} records, t = {self.last_t}, commit {receipt.commit_seq} "
+                f"of {receipt.nbytes / 1e6:.1f} MB, {time.perf_counter() - self._began:.1f} s"
             )
+
+
+def commit_all(writers: Sequence[StreamWriter], *, partial_rows: bool = True) -> list[CommitReceipt]:
+    """Commit what every rank has written to several streams, in one agreement.
+
+    Collective.
+
+    Parameters
+    ----------
+    writers
+        Open writers over communicators of the same ranks; the same streams in the same order on every rank.
+    partial_rows
+        As in `StreamWriter.commit`.
+
+    Returns
+    -------
+    The receipts, in the order of ``writers``; of a stream with nothing pending it is the last one.
+
+    Raises
+    ------
+    CommitError
+        The same on every rank. Nothing was committed in any stream, but for two kinds: ``partly_committed``, where
+        a newer opening took one stream over while the manifests were renamed, and ``outcome_unknown``, after
+        which all these writers are dead. Both name the streams that are committed, and those that are not.
+    ProtocolError
+        On every rank: no writers, one that is closed or given twice, different ranks, or ranks that call differently.
+    FencedError
+        On every rank, when a newer opening owns one of the stores; nothing was committed.
+
+    Notes
+    -----
+    It costs the messages of one commit. Manifests are renamed one after the other: a reader may see one stream grow
+    a moment before the other. When it returns, all records are durable and visible.
+    """
+    found, failure = _checked_writers(writers)
+    # The channel of the one that was opened first: ranks that name the same writers in another order meet there.
+    _commit(min(found, key=lambda w: w._number)._channel, found, partial_rows, failure)
+    return [w._stream.receipt for w in found]
+
+
+def _checked_writers(writers: Any) -> tuple[list[StreamWriter], ProtocolError | None]:
+    """Return the writers through which the other ranks can be reached, and why these can't be committed together."""
+    try:
+        given = list(writers)
+    except TypeError:
+        given = [writers]
+    reachable = [w for w in given if isinstance(w, StreamWriter) and not w._is_closed]
+    failure: ProtocolError | None = None
+    if not given or len(reachable) < len(given):
+        closed = [w._store.url for w in given if isinstance(w, StreamWriter) and w._is_closed]
+        others = [type(w).__name__ for w in given if not isinstance(w, StreamWriter)]
+        what = f"{closed[0]} is closed" if closed else f"a {others[0]} is no writer" if others else "no writers"
+        failure = ProtocolError(
+            f"commit_all: {what}; give a list of open writers", kind="closed" if closed else "writers"
+        )
+    elif len({id(w) for w in given}) < len(given):
+        twice = next(w for w in given if sum(w is other for other in given) > 1)
+        failure = ProtocolError(f"commit_all: {twice._store.url} is given twice; give each writer once", kind="writers")
+    elif any(w._commits_tokens for w in given):
+        failure = ProtocolError("commit_all: parts without MPI are committed by commit(tokens), each", kind="role")
+    elif other := next((w for w in given if not w._channel.has_ranks_of(given[0]._channel)), None):
+        failure = ProtocolError(
+            f"commit_all: {other._store.url} was opened on other ranks than {given[0]._store.url}; open both on "
+            "communicators of the same ranks, or commit each by itself",
+            kind="comm",
+        )
+    elif nested := next((w for w in given if w._record is not None), None):
+        failure = ProtocolError(
+            f"commit_all inside a record() of {nested._store.url}; end that one first", kind="nested"
+        )
+    if not reachable:
+        assert failure is not None
+        raise failure
+    return reachable, failure
+
+
+def _commit(
+    channel: Channel, writers: Sequence[StreamWriter], partial_rows: bool, failure: MPIStreamError | None = None
+) -> None:
+    """Commit in one agreement over ``channel``."""
+    began = time.perf_counter()
+    before = [w._stream.receipt.commit_seq for w in writers]
+    try:
+        failure = failure or next((w._channel.failure for w in writers if w._channel.failure is not None), None)
+        commit_streams(
+            channel,
+            [w._stream for w in writers],
+            partial_rows=partial_rows,
+            failure=failure,
+            others=[
+                w._channel for w in _open_writers if w._channel is not channel and w._channel.has_ranks_of(channel)
+            ],
+        )
+        for writer, seq in zip(writers, before, strict=True):
+            if writer._stream.receipt.commit_seq != seq:
+                writer._show_progress()
+    finally:
+        if channel.failure is not None:
+            # Nobody may count on any of them: what this rank knows of one commit, it knows of all.
+            for writer in writers:
+                writer._channel.note(channel.failure)
+        for writer in writers:
+            writer.stats.seconds["commit"] += time.perf_counter() - began
+            writer._keep_lease()
 
 
 def _say(text: str) -> None:
     sys.stderr.write(f"mpistream: {text}\n")
     sys.stderr.flush()
-
-
-def _as_ours(error: BaseException, rank: int) -> MPIStreamError:
-    return error if isinstance(error, MPIStreamError) else error_from_json(error_to_json(error, rank=rank))
-
-
-def _on_every_rank(error: BaseException, rank: int) -> MPIStreamError:
-    return commit_error(_as_ours(error, rank), rank)
 
 
 @atexit.register

@@ -27,7 +27,7 @@ LAYERS = """
     rank_writer  record
     owner
     reader
-    opening  creating  resuming
+    committing  opening  creating  resuming
     parallel  session  parts
     __init__
     info

@@ -35,6 +35,7 @@ NAMES = [
     "TilingError",
     "Variable",
     "__version__",
+    "commit_all",
     "commit_tokens",
     "decompose",
     "open_reader",

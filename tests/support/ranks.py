@@ -92,6 +92,10 @@ class MemoryTransport:
                 world.changed.wait(left)
             return [queue.popleft() for queue in world.gathered]
 
+    def has_ranks_of(self, other: Any) -> bool:
+        """Whether the other is this rank's end of a world of as many ranks."""
+        return (other.rank, other.size) == (self.rank, self.size)
+
     def is_usable(self) -> bool:
         """Whether `free` was not called."""
         return not self.is_free
