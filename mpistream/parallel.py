@@ -371,7 +371,7 @@ class StreamWriter:
             self._writer.rollback()
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
             failure = on_every_rank(error, self._channel.rank)
-        self._channel.exchange("rollback", failure=failure)
+        self._exchange("rollback", failure=failure)
 
     def invalidate(self, indices: Iterable[int]) -> CommitReceipt:
         """Mark committed records of a fixed time dim as not committed, so that they may be rewritten.
@@ -421,7 +421,7 @@ class StreamWriter:
                 raise on_every_rank(error, 0) from error
             return [None] * len(votes)
 
-        self._channel.exchange("invalidate", digest=str(records), failure=failure, answer=answer)
+        self._exchange("invalidate", digest=str(records), failure=failure, answer=answer)
         if not records:
             return self._stream.receipt
         self._stream.manifest = manifest
@@ -430,7 +430,7 @@ class StreamWriter:
         if self._owner is not None:
             self._stream.receipt = self._owner.publish(self._stream.receipt)
         # A rank must not rewrite a record before plain readers know.
-        self._channel.exchange("invalidated")
+        self._exchange("invalidated")
         return self._stream.receipt
 
     def close(self) -> None:
@@ -454,7 +454,7 @@ class StreamWriter:
             return
         try:
             self.commit()
-            self._channel.exchange("close")
+            self._exchange("close")
         except BaseException as error:
             # This rank has nothing more to say; the others, if they go on, must not wait for it.
             if self._channel.is_usable():
@@ -498,6 +498,9 @@ class StreamWriter:
         self._release()
 
     # Small things
+
+    def _exchange(self, operation: str, **more: Any) -> None:
+        self._channel.exchange(operation, others=_others(self._channel), **more)
 
     def _check_open(self, call: str) -> None:
         if self._is_closed:
@@ -600,6 +603,11 @@ def _checked_writers(writers: Any) -> tuple[list[StreamWriter], ProtocolError | 
     return reachable, failure
 
 
+def _others(channel: Channel) -> list[Channel]:
+    """Return the channels of other writers, where a rank that does not come here may wait."""
+    return [w._channel for w in _open_writers if w._channel is not channel and w._channel.has_ranks_of(channel)]
+
+
 def _commit(
     channel: Channel, writers: Sequence[StreamWriter], partial_rows: bool, failure: MPIStreamError | None = None
 ) -> None:
@@ -613,9 +621,7 @@ def _commit(
             [w._stream for w in writers],
             partial_rows=partial_rows,
             failure=failure,
-            others=[
-                w._channel for w in _open_writers if w._channel is not channel and w._channel.has_ranks_of(channel)
-            ],
+            others=_others(channel),
         )
         for writer, seq in zip(writers, before, strict=True):
             if writer._stream.receipt.commit_seq != seq:
