@@ -23,7 +23,7 @@ LAYERS = """
     zarr3.metadata  zarr3.snapshot
     array_reader
     token  epoch  commit
-    lease  staging  rows  recovery
+    lease  staging  rows  recovery  hierarchy
     rank_writer  record
     owner
     reader
