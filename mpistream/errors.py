@@ -99,8 +99,9 @@ class ProtocolError(MPIStreamError, RuntimeError):
 class CommitError(MPIStreamError, OSError):
     """This commit did not happen.
 
-    Every kind promises that nothing was committed, except ``outcome_unknown``: then the writer is
-    dead, and ``write_resume`` tells what was committed.
+    Every kind promises that nothing was committed, except two. ``outcome_unknown``: the writer is dead, and
+    ``write_resume`` tells what was committed. ``partly_committed``, of `commit_all` alone: the message names the
+    streams that are committed, every writer goes on from what is, and the rest is still pending.
     """
 
     default_kind = "commit"
