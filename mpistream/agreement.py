@@ -58,6 +58,7 @@ class Channel:
         self._transport = transport
         self.rank = transport.rank
         self.size = transport.size
+        self.communicator = transport.communicator
         self._timeout = timeout
         self._n = 0
         self.failure: MPIStreamError | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Protocol
 
 from mpistream.errors import ProtocolError
@@ -31,6 +31,10 @@ class Transport(Protocol):
 
     rank: int
     size: int
+
+    @property
+    def communicator(self) -> Hashable:
+        """What stands for the communicator that the user gave, in this process."""
 
     def send(self, dest: int, tag: int, data: bytes) -> None:
         """Send without waiting."""
@@ -74,6 +78,7 @@ class SerialTransport:
 
     rank = 0
     size = 1
+    communicator: Hashable = None
 
     def send(self, dest: int, tag: int, data: bytes) -> None:
         """There is nobody to send to."""
@@ -133,6 +138,7 @@ class MPITransport:
             what = "MPI.COMM_NULL" if comm == MPI.COMM_NULL else "an intercommunicator"
             raise ProtocolError(f"comm is {what}; pass an intracommunicator of the ranks that write", kind="comm")
         self._mpi = MPI
+        self.communicator: Hashable = comm.py2f()
         # Nonblocking, so that a rank that never comes is an error and not a hang.
         self._comm, request = comm.Idup()
         _not_freed.append((self, request))

@@ -4,16 +4,20 @@ The memory of an object is released when it is staged, that is written whole und
 folder and, if asked for, synced; until then a failed write can be tried again from memory. A sync that
 failed is never tried again on the same file: what the system did with the dirty pages is unknown
 (fsync(2), "EIO"), so the next try writes a new file.
+
+The writers of one communicator share a `Pool`: one thread, and one bound for the bytes that wait for it. So a program
+with ten streams has the memory and the thread of one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +25,7 @@ from mpistream.errors import FencedError, StoreError
 from mpistream.manifest import EPOCHS_FOLDER, parse_epoch
 from mpistream.store import Store
 
-__all__ = ["StagedObject", "Stager", "fenced", "highest_epoch"]
+__all__ = ["Pool", "StagedObject", "Stager", "fenced", "highest_epoch", "pool_of"]
 
 # Enough to tell one object from another: a shard ends with its index and the index's checksum.
 _TAIL_NBYTES = 64
@@ -88,7 +92,7 @@ class StagedObject:
 
 
 class Stager:
-    """Stages and places this writer's objects, with at most one thread of its own.
+    """Stages and places this writer's objects.
 
     Parameters
     ----------
@@ -100,32 +104,44 @@ class Stager:
     epoch
         This writer's epoch.
     threads
-        0: write in the calling thread. Otherwise one thread writes and syncs behind the caller's back.
+        0: write in the calling thread. Otherwise the pool's thread writes and syncs behind the caller's back.
     max_pending_nbytes
         Encoded bytes that may wait for that thread; more block the caller.
+    pool
+        Whose thread; by default one of its own.
     """
 
-    def __init__(self, store: Store, folder: str, epoch: int, *, threads: int, max_pending_nbytes: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        folder: str,
+        epoch: int,
+        *,
+        threads: int,
+        max_pending_nbytes: int,
+        pool: Pool | None = None,
+    ) -> None:
         self._store = store
         self._epoch = epoch
-        self._work = _Work(store, folder, epoch, max_pending_nbytes)
-        self._thread: threading.Thread | None = None
+        self._work = _Work(store, folder, epoch)
+        self._pool: Pool | None = None
         if threads > 0:
-            # The thread knows the work, not this object: a writer that nobody closed can still go, and takes it along.
-            self._thread = threading.Thread(target=self._work.run, name="mpistream-stage", daemon=True)
-            self._thread.start()
-            weakref.finalize(self, self._work.close)
+            self._pool = pool or Pool()
+            self._pool.join(self._work, max_pending_nbytes)
+            # The pool knows the work, not this object: a writer that nobody closed can still go.
+            weakref.finalize(self, self._pool.leave, self._work)
 
     def submit(self, item: StagedObject) -> None:
         """Stage an object, now or in the background; a failure is kept in ``item.error``."""
-        if self._thread is None:
+        if self._pool is None:
             self._work.stage(item)
         else:
-            self._work.put(item)
+            self._pool.put(self._work, item)
 
     def wait(self) -> None:
-        """Wait until nothing is on its way."""
-        self._work.wait()
+        """Wait until nothing of this writer is on its way."""
+        if self._pool is not None:
+            self._pool.wait(self._work)
 
     def retry(self, items: Iterable[StagedObject]) -> None:
         """Stage again what could not be staged, and raise the first failure that remains."""
@@ -185,11 +201,10 @@ class Stager:
                     self._store.delete(item.staged_key)
 
     def close(self) -> None:
-        """End the thread; what is still queued is not written."""
-        self._work.close()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Leave the pool, whose thread ends with the last writer; what is still queued is not written."""
+        if self._pool is not None:
+            self._pool.close(self._work)
+            self._pool = None
 
     def name(self) -> str:
         """Return a new key in the stage folder."""
@@ -221,62 +236,130 @@ class Stager:
             reader.close()
 
 
-class _Work:
-    """What the staging thread does, apart from `Stager` so that it does not keep that alive."""
+class Pool:
+    """The thread that stages for several writers of this process, and the bytes that may wait for it.
 
-    def __init__(self, store: Store, folder: str, epoch: int, max_pending_nbytes: int) -> None:
-        self._store = store
-        self._folder = folder
-        self._epoch = epoch
-        self._max_pending = max_pending_nbytes
-        self._names = itertools.count()
-        # All below is guarded by _changed.
+    The bound is the largest of theirs. The thread begins with the first writer that joins and ends with the last.
+    """
+
+    def __init__(self) -> None:
+        # All below is guarded by _changed, and so is the n_pending of every work.
         self._changed = threading.Condition()
-        self._queue: deque[StagedObject] = deque()
+        self._queue: deque[tuple[_Work, StagedObject]] = deque()
         self._pending_nbytes = 0
-        self._n_in_flight = 0
-        self._is_closed = False
+        self._bounds: dict[_Work, int] = {}
+        self._thread: threading.Thread | None = None
 
-    def name(self) -> str:
-        return f"{self._folder}/{next(self._names)}"
+    def join(self, work: _Work, max_pending_nbytes: int) -> None:
+        """Let the thread stage for a writer, too."""
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="mpistream-stage", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._bounds[work] = max_pending_nbytes
 
-    def put(self, item: StagedObject) -> None:
+    def leave(self, work: _Work) -> None:
+        """Stage nothing more for a writer; what is queued of it is dropped when its turn comes."""
+        with self._changed:
+            self._bounds.pop(work, None)
+            self._changed.notify_all()
+
+    def close(self, work: _Work) -> None:
+        """Leave, and wait for what is being written; with the last writer, for the end of the thread."""
+        with self._changed:
+            # Now, not when their turn comes: another writer's store may hang.
+            dropped = [item for owner, item in self._queue if owner is work]
+            self._queue = deque((owner, item) for owner, item in self._queue if owner is not work)
+            work.n_pending -= len(dropped)
+            self._pending_nbytes -= sum(item.nbytes for item in dropped)
+            self.leave(work)
+            thread = self._thread
+            while work.n_pending or (thread is not None and self._thread is thread and not self._bounds):
+                self._changed.wait()
+            has_ended = self._thread is not thread
+        if thread is not None and has_ended:
+            thread.join()
+
+    def put(self, work: _Work, item: StagedObject) -> None:
+        """Queue an object; wait while more than the bound is on its way."""
         with self._changed:
             # An object larger than the bound still goes, alone.
-            while self._pending_nbytes and self._pending_nbytes + item.nbytes > self._max_pending:
+            while self._pending_nbytes and self._pending_nbytes + item.nbytes > max(self._bounds.values(), default=0):
                 self._changed.wait()
-            self._queue.append(item)
+            self._queue.append((work, item))
+            work.n_pending += 1
             self._pending_nbytes += item.nbytes
             self._changed.notify_all()
 
-    def wait(self) -> None:
+    def wait(self, work: _Work) -> None:
+        """Wait until nothing of a writer is on its way."""
         with self._changed:
-            while self._queue or self._n_in_flight:
+            while work.n_pending:
                 self._changed.wait()
 
-    def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._queue.clear()
-            self._changed.notify_all()
-
-    def run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._queue and not self._is_closed:
-                    self._changed.wait()
-                if self._is_closed:
-                    return
-                item = self._queue.popleft()
-                self._n_in_flight += 1
+    def _run(self) -> None:
+        while (found := self._next()) is not None:
+            work, item, is_wanted = found
             try:
-                self.stage(item)
+                if is_wanted:
+                    work.stage(item)
             finally:
                 with self._changed:
-                    self._n_in_flight -= 1
+                    work.n_pending -= 1
                     self._pending_nbytes -= item.nbytes
                     self._changed.notify_all()
-            del item  # while it waits it holds no memory
+            del found, work, item  # while it waits it holds no memory
+
+    def _next(self) -> tuple[_Work, StagedObject, bool] | None:
+        """Wait for an object; return it, with whether its writer is still there; None at the end of the thread."""
+        with self._changed:
+            while not self._queue and self._bounds:
+                self._changed.wait()
+            if not self._queue:
+                self._thread = None
+                self._changed.notify_all()
+                return None
+            work, item = self._queue.popleft()
+            return work, item, work in self._bounds
+
+
+_pools: weakref.WeakValueDictionary[tuple[int, Hashable], Pool] = weakref.WeakValueDictionary()
+_pools_lock = threading.Lock()
+
+
+def pool_of(communicator: Hashable) -> Pool:
+    """Return the pool of the writers of one communicator in this process.
+
+    Not collective.
+
+    Parameters
+    ----------
+    communicator
+        What stands for it.
+    """
+    # A forked child has none of its parent's threads.
+    key = os.getpid(), communicator
+    with _pools_lock:
+        pool = _pools.get(key)
+        if pool is None:
+            pool = _pools[key] = Pool()
+        return pool
+
+
+class _Work:
+    """What is done for one writer, apart from `Stager` so that a thread does not keep that alive."""
+
+    def __init__(self, store: Store, folder: str, epoch: int) -> None:
+        self._store = store
+        self._folder = folder
+        self._epoch = epoch
+        self._names = itertools.count()
+        self.n_pending = 0
+        """Objects on their way; guarded by the pool."""
+
+    def name(self) -> str:
+        return f"{self._folder}/{next(self._names)}"
 
     def stage(self, item: StagedObject) -> None:
         key = self.name()

@@ -54,6 +54,7 @@ class MemoryTransport:
     def __init__(self, world: MemoryWorld, rank: int) -> None:
         self.rank = rank
         self.size = world.size
+        self.communicator = (id(world), rank)
         self.is_free = False
         self._world = world
 
