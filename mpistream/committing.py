@@ -266,6 +266,8 @@ class _Commit:
             self.channel.announce(error=error)
         else:
             self.channel.announce(outcome)
+            if error is not None:
+                self.channel.note(error)
         return outcome
 
     def _committed(self, i: int, receipt: CommitReceipt) -> None:

@@ -39,8 +39,8 @@ __all__ = ["StreamWriter", "commit_all"]
 
 _log = logging.getLogger("mpistream")
 
-_open_writers: weakref.WeakSet[StreamWriter] = weakref.WeakSet()
-# Ranks open the writers of one communicator in the same order.
+# Number -> writer, in the order in which they were opened; ranks open those of one communicator in the same order.
+_open_writers: weakref.WeakValueDictionary[int, StreamWriter] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
@@ -78,7 +78,7 @@ class StreamWriter:
         self._began = time.perf_counter()
         self.resumed = resumed
         """What `write_resume` found and did; None after `write_open`."""
-        _open_writers.add(self)
+        _open_writers[self._number] = self
 
     # What it is
 
@@ -467,7 +467,7 @@ class StreamWriter:
     def _release(self, *, keep_stage: bool = False) -> None:
         """Give back everything that needs no other rank."""
         self._is_closed = True
-        _open_writers.discard(self)
+        _open_writers.pop(self._number, None)
         self._writer.close()
         if self._owner is not None:
             self._owner.close()
@@ -491,7 +491,7 @@ class StreamWriter:
         if self._is_closed:
             return
         # All open writers first, then wait: a rank must not wait for this one in any of them.
-        for other in list(_open_writers):
+        for other in _all_open():
             if other._channel.is_usable():
                 other._channel.post_leave(exc)
         self._channel.wait_left(self._options.exit_timeout)
@@ -603,9 +603,14 @@ def _checked_writers(writers: Any) -> tuple[list[StreamWriter], ProtocolError | 
     return reachable, failure
 
 
+def _all_open() -> list[StreamWriter]:
+    # By a list of references: another thread may open or drop one meanwhile.
+    return [w for ref in _open_writers.valuerefs() if (w := ref()) is not None]
+
+
 def _others(channel: Channel) -> list[Channel]:
     """Return the channels of other writers, where a rank that does not come here may wait."""
-    return [w._channel for w in _open_writers if w._channel is not channel and w._channel.has_ranks_of(channel)]
+    return [w._channel for w in _all_open() if w._channel is not channel and w._channel.has_ranks_of(channel)]
 
 
 def _commit(
@@ -615,7 +620,13 @@ def _commit(
     began = time.perf_counter()
     before = [w._stream.receipt.commit_seq for w in writers]
     try:
-        failure = failure or next((w._channel.failure for w in writers if w._channel.failure is not None), None)
+        dead = next((w for w in writers if w._channel is not channel and w._channel.failure is not None), None)
+        if dead is not None and failure is None:
+            # Of another kind than what ended it: the others of the list are not dead.
+            failure = ProtocolError(
+                f"commit_all: the writer of {dead._store.url} is dead, leave it out: {dead._channel.failure}",
+                kind="dead",
+            )
         commit_streams(
             channel,
             [w._stream for w in writers],
@@ -644,7 +655,7 @@ def _say(text: str) -> None:
 @atexit.register
 def _at_exit() -> None:
     """No MPI here: it may be finalised by now, and the other ranks may be anywhere."""
-    for writer in list(_open_writers):
+    for writer in _all_open():
         writer._say_what_is_lost("the writer was not closed")
         if writer._owner is not None and writer._owner.keeper is not None:
             writer._owner.keeper.close()
