@@ -20,13 +20,14 @@ from mpistream.errors import (
 )
 from mpistream.layout import decompose
 from mpistream.options import Options
-from mpistream.parallel import StreamWriter, commit_all
+from mpistream.parallel import StreamWriter
 from mpistream.parts import PartWriter, commit_tokens, write_open_part
 from mpistream.plan import Plan, plan
 from mpistream.reader import StoreReader, open_reader, read_blob, read_output_manifest, read_record, read_static
 from mpistream.region import Region
 from mpistream.schema import StreamSchema, schema_fingerprint
 from mpistream.session import write_open, write_resume
+from mpistream.several import commit_all
 from mpistream.token import CommitReceipt, CommitToken
 
 __all__ = [

@@ -35,7 +35,7 @@ from mpistream.schema import StreamSchema
 from mpistream.store import Store
 from mpistream.token import CommitReceipt, CommitToken
 
-__all__ = ["StreamWriter", "commit_all"]
+__all__ = ["StreamWriter", "commit_writers"]
 
 _log = logging.getLogger("mpistream")
 
@@ -347,7 +347,7 @@ class StreamWriter:
             raise ProtocolError(
                 "commit(tokens) is for parts without MPI, see write_open_part; call commit() on every rank", kind="role"
             )
-        _commit(self._channel, [self], partial_rows)
+        commit_writers(self._channel, [self], partial_rows)
         return self._stream.receipt
 
     def rollback(self) -> None:
@@ -529,80 +529,6 @@ class StreamWriter:
             )
 
 
-def commit_all(writers: Sequence[StreamWriter], *, partial_rows: bool = True) -> list[CommitReceipt]:
-    """Commit what every rank has written to several streams, in one agreement.
-
-    Collective.
-
-    Parameters
-    ----------
-    writers
-        Open writers over communicators of the same ranks; the same streams in the same order on every rank.
-    partial_rows
-        As in `StreamWriter.commit`.
-
-    Returns
-    -------
-    The receipts, in the order of ``writers``; of a stream with nothing pending it is the last one.
-
-    Raises
-    ------
-    CommitError
-        The same on every rank. Nothing was committed in any stream, but for two kinds: ``partly_committed``, where
-        a newer opening took one stream over while the manifests were renamed, and ``outcome_unknown``, after
-        which all these writers are dead. Both name the streams that are committed, and those that are not.
-    ProtocolError
-        On every rank: no writers, one that is closed or given twice, different ranks, or ranks that call differently.
-    FencedError
-        On every rank, when a newer opening owns one of the stores; nothing was committed.
-
-    Notes
-    -----
-    It costs the messages of one commit. Manifests are renamed one after the other: a reader may see one stream grow
-    a moment before the other. When it returns, all records are durable and visible.
-    """
-    found, failure = _checked_writers(writers)
-    # The channel of the one that was opened first: ranks that name the same writers in another order meet there.
-    _commit(min(found, key=lambda w: w._number)._channel, found, partial_rows, failure)
-    return [w._stream.receipt for w in found]
-
-
-def _checked_writers(writers: Any) -> tuple[list[StreamWriter], ProtocolError | None]:
-    """Return the writers through which the other ranks can be reached, and why these can't be committed together."""
-    try:
-        given = list(writers)
-    except TypeError:
-        given = [writers]
-    reachable = [w for w in given if isinstance(w, StreamWriter) and not w._is_closed]
-    failure: ProtocolError | None = None
-    if not given or len(reachable) < len(given):
-        closed = [w._store.url for w in given if isinstance(w, StreamWriter) and w._is_closed]
-        others = [type(w).__name__ for w in given if not isinstance(w, StreamWriter)]
-        what = f"{closed[0]} is closed" if closed else f"a {others[0]} is no writer" if others else "no writers"
-        failure = ProtocolError(
-            f"commit_all: {what}; give a list of open writers", kind="closed" if closed else "writers"
-        )
-    elif len({id(w) for w in given}) < len(given):
-        twice = next(w for w in given if sum(w is other for other in given) > 1)
-        failure = ProtocolError(f"commit_all: {twice._store.url} is given twice; give each writer once", kind="writers")
-    elif any(w._commits_tokens for w in given):
-        failure = ProtocolError("commit_all: parts without MPI are committed by commit(tokens), each", kind="role")
-    elif other := next((w for w in given if not w._channel.has_ranks_of(given[0]._channel)), None):
-        failure = ProtocolError(
-            f"commit_all: {other._store.url} was opened on other ranks than {given[0]._store.url}; open both on "
-            "communicators of the same ranks, or commit each by itself",
-            kind="comm",
-        )
-    elif nested := next((w for w in given if w._record is not None), None):
-        failure = ProtocolError(
-            f"commit_all inside a record() of {nested._store.url}; end that one first", kind="nested"
-        )
-    if not reachable:
-        assert failure is not None
-        raise failure
-    return reachable, failure
-
-
 def _all_open() -> list[StreamWriter]:
     # By a list of references: another thread may open or drop one meanwhile.
     return [w for ref in _open_writers.valuerefs() if (w := ref()) is not None]
@@ -613,10 +539,29 @@ def _others(channel: Channel) -> list[Channel]:
     return [w._channel for w in _all_open() if w._channel is not channel and w._channel.has_ranks_of(channel)]
 
 
-def _commit(
+def commit_writers(
     channel: Channel, writers: Sequence[StreamWriter], partial_rows: bool, failure: MPIStreamError | None = None
 ) -> None:
-    """Commit in one agreement over ``channel``."""
+    """Commit what is pending in these writers, in one agreement.
+
+    Collective.
+
+    Parameters
+    ----------
+    channel
+        That of one of the writers.
+    writers
+        The same on every rank, in the same order.
+    partial_rows
+        As in `StreamWriter.commit`.
+    failure
+        Why this rank can't take part.
+
+    Raises
+    ------
+    CommitError, FencedError, ProtocolError
+        On every rank.
+    """
     began = time.perf_counter()
     before = [w._stream.receipt.commit_seq for w in writers]
     try:

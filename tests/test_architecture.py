@@ -28,7 +28,7 @@ LAYERS = """
     owner
     reader
     committing  opening  creating  resuming
-    parallel  session  parts
+    parallel  several  session  parts
     __init__
     info
     cli
