@@ -16,9 +16,9 @@ import itertools
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 from mpistream.errors import FencedError, StoreError
@@ -243,10 +243,13 @@ class Pool:
     """
 
     def __init__(self) -> None:
+        # An object with its writer, or None: a writer has left. Its `put` alone may be called by the garbage collector,
+        # which can run in any thread, at any line, and so whatever lock is held.
+        self._queue: SimpleQueue[tuple[_Work, StagedObject] | None] = SimpleQueue()
         # All below is guarded by _changed, and so is the n_pending of every work.
         self._changed = threading.Condition()
-        self._queue: deque[tuple[_Work, StagedObject]] = deque()
         self._pending_nbytes = 0
+        self._in_flight: _Work | None = None
         self._bounds: dict[_Work, int] = {}
         self._thread: threading.Thread | None = None
 
@@ -260,22 +263,17 @@ class Pool:
             self._bounds[work] = max_pending_nbytes
 
     def leave(self, work: _Work) -> None:
-        """Stage nothing more for a writer; what is queued of it is dropped when its turn comes."""
-        with self._changed:
-            self._bounds.pop(work, None)
-            self._changed.notify_all()
+        """Stage nothing more for a writer; what is queued of it is dropped. It takes no lock."""
+        work.has_left = True
+        self._queue.put(None)
 
     def close(self, work: _Work) -> None:
         """Leave, and wait for what is being written; with the last writer, for the end of the thread."""
         with self._changed:
-            # Now, not when their turn comes: another writer's store may hang.
-            dropped = [item for owner, item in self._queue if owner is work]
-            self._queue = deque((owner, item) for owner, item in self._queue if owner is not work)
-            work.n_pending -= len(dropped)
-            self._pending_nbytes -= sum(item.nbytes for item in dropped)
             self.leave(work)
+            self._forget_left()
             thread = self._thread
-            while work.n_pending or (thread is not None and self._thread is thread and not self._bounds):
+            while self._in_flight is work or (thread is not None and self._thread is thread and not self._bounds):
                 self._changed.wait()
             has_ended = self._thread is not thread
         if thread is not None and has_ended:
@@ -287,10 +285,9 @@ class Pool:
             # An object larger than the bound still goes, alone.
             while self._pending_nbytes and self._pending_nbytes + item.nbytes > max(self._bounds.values(), default=0):
                 self._changed.wait()
-            self._queue.append((work, item))
             work.n_pending += 1
             self._pending_nbytes += item.nbytes
-            self._changed.notify_all()
+        self._queue.put((work, item))
 
     def wait(self, work: _Work) -> None:
         """Wait until nothing of a writer is on its way."""
@@ -299,29 +296,37 @@ class Pool:
                 self._changed.wait()
 
     def _run(self) -> None:
-        while (found := self._next()) is not None:
-            work, item, is_wanted = found
-            try:
-                if is_wanted:
-                    work.stage(item)
-            finally:
-                with self._changed:
-                    work.n_pending -= 1
-                    self._pending_nbytes -= item.nbytes
-                    self._changed.notify_all()
-            del found, work, item  # while it waits it holds no memory
+        while self._has_more():
+            pass
 
-    def _next(self) -> tuple[_Work, StagedObject, bool] | None:
-        """Wait for an object; return it, with whether its writer is still there; None at the end of the thread."""
-        with self._changed:
-            while not self._queue and self._bounds:
-                self._changed.wait()
-            if not self._queue:
+    def _has_more(self) -> bool:
+        """Wait for the next object and stage it; False at the end of the thread. While it waits it holds no memory."""
+        found = self._queue.get()
+        if found is None:
+            with self._changed:
+                self._forget_left()
+                if self._bounds:
+                    return True
                 self._thread = None
                 self._changed.notify_all()
-                return None
-            work, item = self._queue.popleft()
-            return work, item, work in self._bounds
+                return False
+        work, item = found
+        with self._changed:
+            self._in_flight = None if work.has_left else work
+        try:
+            if self._in_flight is work:
+                work.stage(item)
+        finally:
+            with self._changed:
+                self._in_flight = None
+                work.n_pending -= 1
+                self._pending_nbytes -= item.nbytes
+                self._changed.notify_all()
+        return True
+
+    def _forget_left(self) -> None:
+        self._bounds = {work: bound for work, bound in self._bounds.items() if not work.has_left}
+        self._changed.notify_all()
 
 
 _pools: weakref.WeakValueDictionary[tuple[int, Hashable], Pool] = weakref.WeakValueDictionary()
@@ -357,6 +362,8 @@ class _Work:
         self._names = itertools.count()
         self.n_pending = 0
         """Objects on their way; guarded by the pool."""
+        self.has_left = False
+        """Whether nothing more shall be staged."""
 
     def name(self) -> str:
         return f"{self._folder}/{next(self._names)}"

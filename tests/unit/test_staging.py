@@ -281,6 +281,16 @@ def test_one_of_a_pool_waits_for_its_own_only(store, pool) -> None:
     assert threads() == []
 
 
+def test_writer_that_is_lost_takes_no_lock(store, pool) -> None:
+    """The garbage collector may find it in any thread, also in one that the holder of the lock waits for."""
+    made = [Stager(store, FOLDER, EPOCH, threads=1, max_pending_nbytes=100, pool=pool)]
+    (writing,) = threads()
+    with pool._changed:
+        in_time(made.clear)
+    writing.join(DEADLINE)
+    assert not writing.is_alive()
+
+
 def test_pool_of_a_communicator() -> None:
     """The same as long as a writer has it, another one for another communicator."""
     pool = pool_of(("a communicator", 1))
