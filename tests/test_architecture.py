@@ -19,9 +19,9 @@ LAYERS = """
     names  block  tiling  ranges  options  local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard
     description  region  grid  arrays  schema
-    layout  plan  manifest  blobs
-    zarr3.metadata  zarr3.snapshot
-    array_reader
+    layout  plan  manifest  blobs  node
+    zarr3.metadata  zarr3.snapshot  zarr3.document
+    array_reader  foreign
     token  epoch  commit
     lease  staging  rows  recovery  hierarchy
     rank_writer  record
@@ -49,6 +49,7 @@ PURE = {
     "layout",
     "manifest",
     "names",
+    "node",
     "plan",
     "ranges",
     "region",
@@ -56,6 +57,7 @@ PURE = {
     "tiling",
     "token",
     "zarr3.codecs",
+    "zarr3.document",
     "zarr3.shard",
 }
 IMPURE_PACKAGES = {

@@ -58,6 +58,8 @@ class ShardSpec:
     codec: ChunkCodec
     fill: NDArray[Any]
     """0-d array of the array's dtype."""
+    is_index_first: bool = False
+    """Whether the index is at the start, as others may write it; ours never is."""
 
     @property
     def n_chunks(self) -> tuple[int, ...]:
@@ -87,7 +89,7 @@ def parse_index(data: bytes, spec: ShardSpec, object_nbytes: int) -> NDArray[np.
     Parameters
     ----------
     data
-        The last `ShardSpec.index_nbytes` bytes of the object.
+        The last `ShardSpec.index_nbytes` bytes of the object, the first where the index is at the start.
     spec
         The array's shards.
     object_nbytes
@@ -106,7 +108,7 @@ def parse_index(data: bytes, spec: ShardSpec, object_nbytes: int) -> NDArray[np.
     if crc32c(data[:-_CRC_NBYTES]) != data[-_CRC_NBYTES:]:
         raise FormatError("the index's stored CRC32C differs from that of the data", kind="index")
     entries = np.frombuffer(data[:-_CRC_NBYTES], _ENTRY).astype(np.uint64).reshape(-1, 2)
-    room = np.uint64(object_nbytes - spec.index_nbytes)
+    room = np.uint64(object_nbytes if spec.is_index_first else object_nbytes - spec.index_nbytes)
     present = entries[:, 0] != _MISSING
     # offset + nbytes can pass 2**64; the two comparisons can't.
     bad = present & ((entries[:, 1] > room) | (entries[:, 0] > room - np.minimum(entries[:, 1], room)))
@@ -352,8 +354,9 @@ def read_shard(
     FormatError
         For a damaged index or inner chunk.
     """
-    start = max(object_nbytes - spec.index_nbytes, 0)
-    entries = parse_index(read(start, spec.index_nbytes), spec, object_nbytes)
+    # Never more than there is: the size of an index is what a document claims.
+    nbytes = min(spec.index_nbytes, object_nbytes)
+    entries = parse_index(read(0 if spec.is_index_first else object_nbytes - nbytes, nbytes), spec, object_nbytes)
     grid = np.arange(len(entries)).reshape(spec.n_chunks)
     wanted: list[tuple[int, int, Slices, Slices]] = []
     ranges = [range(lo // c, -(-hi // c)) for (lo, hi), c in zip(box, spec.chunk_shape, strict=True)]
