@@ -337,14 +337,13 @@ def test_folder_above_that_becomes_a_stream_meanwhile(tmp_path: Path, monkeypatc
     from mpistream.opening import claim
 
     def late(*args: Any, **more: Any) -> Any:
-        monkeypatch.setattr(session, "claim", claim)
-        opened(tmp_path / "run").close()
+        (tmp_path / "run" / ".mpistream" / "epochs").mkdir(parents=True)
         return claim(*args, **more)
 
-    (tmp_path / "run").mkdir()
     monkeypatch.setattr(session, "claim", late)
-    with pytest.raises(ms.StoreError):
+    with pytest.raises(ms.StoreError) as caught:
         opened(tmp_path / "run" / "ocean")
+    assert caught.value.kind == "hierarchy"
     assert not (tmp_path / "run" / "ocean" / ".mpistream" / "manifest.json").exists()
 
 
