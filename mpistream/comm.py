@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Protocol
 
 from mpistream.errors import ProtocolError
@@ -32,6 +32,10 @@ class Transport(Protocol):
     rank: int
     size: int
 
+    @property
+    def communicator(self) -> Hashable:
+        """What stands for the communicator that the user gave, in this process."""
+
     def send(self, dest: int, tag: int, data: bytes) -> None:
         """Send without waiting."""
 
@@ -40,6 +44,9 @@ class Transport(Protocol):
 
     def gather(self, data: bytes, timeout: float) -> list[bytes] | None:
         """Gather on rank 0, where the list is returned; TimeoutError after ``timeout`` seconds."""
+
+    def has_ranks_of(self, other: Transport) -> bool:
+        """Whether both connect the same processes in the same order."""
 
     def is_usable(self) -> bool:
         """Whether messages can still be sent; after MPI_Finalize they can't."""
@@ -71,6 +78,7 @@ class SerialTransport:
 
     rank = 0
     size = 1
+    communicator: Hashable = None
 
     def send(self, dest: int, tag: int, data: bytes) -> None:
         """There is nobody to send to."""
@@ -82,6 +90,10 @@ class SerialTransport:
     def gather(self, data: bytes, timeout: float) -> list[bytes] | None:  # noqa: ARG002 (Transport)
         """Return the only token."""
         return [data]
+
+    def has_ranks_of(self, other: Transport) -> bool:
+        """Whether the other, too, is this process alone."""
+        return other.size == 1
 
     def is_usable(self) -> bool:
         """There is nothing that could end."""
@@ -126,6 +138,7 @@ class MPITransport:
             what = "MPI.COMM_NULL" if comm == MPI.COMM_NULL else "an intercommunicator"
             raise ProtocolError(f"comm is {what}; pass an intracommunicator of the ranks that write", kind="comm")
         self._mpi = MPI
+        self.communicator: Hashable = comm.py2f()
         # Nonblocking, so that a rank that never comes is an error and not a hang.
         self._comm, request = comm.Idup()
         _not_freed.append((self, request))
@@ -173,6 +186,13 @@ class MPITransport:
         if not any(request.Test() for _ in waiting(deadline - time.monotonic())):
             _not_freed.append((self, request, buffers))
             raise TimeoutError
+
+    def has_ranks_of(self, other: Transport) -> bool:
+        """Compare the groups with ``MPI_Comm_compare``, which is local."""
+        if not isinstance(other, MPITransport):
+            return self.size == other.size == 1
+        same = (self._mpi.IDENT, self._mpi.CONGRUENT)
+        return self.is_usable() and self._mpi.Comm.Compare(self._comm, other._comm) in same
 
     def is_usable(self) -> bool:
         """Whether MPI is not finalised."""

@@ -31,7 +31,7 @@ class Options:
         caller has encoded.
     max_pending_nbytes
         Encoded bytes that may wait for that thread before the caller waits; by default twice this rank's
-        bytes per record.
+        bytes per record. Writers of one communicator share the thread and one bound, the largest of theirs.
     timeout
         Seconds that rank 0 waits for the other ranks in a collective call; they wait a quarter longer for its
         answer, which names the rank that did not come.

@@ -37,6 +37,8 @@ __all__ = ["PartWriter", "write_open_part"]
 class PartWriter(StreamWriter):
     """One part of a store that independent processes write; made by `write_open_part`."""
 
+    _commits_tokens = True
+
     def flush(self) -> CommitToken:
         """Put everything since the last commit in place, durably, and name it in a token.
 
@@ -64,13 +66,14 @@ class PartWriter(StreamWriter):
     def _catch_up(self) -> None:
         """Build on what was committed meanwhile, by the owner or by `commit_tokens`."""
         newest = read_manifest(self._store)
-        if newest is None or (newest.run_id, newest.epoch) != (self._manifest.run_id, self._manifest.epoch):
+        ours = self._stream.manifest
+        if newest is None or (newest.run_id, newest.epoch) != (ours.run_id, ours.epoch):
             raise CommitError(
                 f"{self._store.url}: another attempt owns the store; this part belongs to epoch {self.epoch}",
                 kind="token",
             )
-        if newest.commit_seq != self._manifest.commit_seq:
-            self._manifest = newest
+        if newest.commit_seq != ours.commit_seq:
+            self._stream.manifest = newest
             self._writer.committed(newest)
 
     def commit(
@@ -109,10 +112,10 @@ class PartWriter(StreamWriter):
                 kind="role",
             )
         self._catch_up()
-        self._receipt = commit_carried(self._store, tokens, self._options)
+        self._stream.receipt = commit_carried(self._store, tokens, self._options)
         self._catch_up()
         self._keep_lease()
-        return self._receipt
+        return self._stream.receipt
 
     def invalidate(self, indices: Iterable[int]) -> CommitReceipt:
         """Not possible without MPI: the other parts would not know.

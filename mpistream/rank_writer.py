@@ -30,7 +30,7 @@ from mpistream.names import check_name
 from mpistream.options import Options
 from mpistream.ranges import Ranges, count, covers, difference, inside, members, overlap, ranges_of, union
 from mpistream.rows import SeriesRows, ShardRows, encode_whole
-from mpistream.staging import StagedObject, Stager
+from mpistream.staging import Pool, StagedObject, Stager
 from mpistream.store import Store
 from mpistream.token import CommitToken, times_sha256
 
@@ -72,9 +72,13 @@ class RankWriter:
         What this writer writes in this epoch.
     options
         The options.
+    pool
+        Where objects are staged in the background; by default one of its own.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, share: Share, options: Options) -> None:
+    def __init__(
+        self, store: Store, manifest: Manifest, share: Share, options: Options, pool: Pool | None = None
+    ) -> None:
         self._store = store
         self._share = share
         self._is_durable = options.durability == "fsync"
@@ -121,6 +125,7 @@ class RankWriter:
             manifest.epoch,
             threads=options.writer_threads,
             max_pending_nbytes=self._max_open_nbytes,
+            pool=pool,
         )
 
     def _shard_rows(self, array: ArraySpec) -> ShardRows:

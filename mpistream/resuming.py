@@ -11,6 +11,7 @@ from typing import Any
 from mpistream.commit import recover
 from mpistream.epoch import EpochState, prove_epoch
 from mpistream.errors import ResumeError, SchemaError
+from mpistream.hierarchy import warn_if_hidden
 from mpistream.layout import decompose
 from mpistream.manifest import (
     FOLDER,
@@ -170,6 +171,7 @@ class ResumeRequest:
         set_aside_dropped(store, stager, manifest)
         remove_uncommitted(store, stager, manifest)
         tidy(store, stager, manifest)
+        warn_if_hidden(store)
         resumed = Resumed(n_dropped=len(dropped_times), last_t=last_t, at=self._at, previous_epoch=old.epoch)
         return Owner(store, manifest, epoch, documents, claimed.keeper, options), resumed
 

@@ -26,7 +26,7 @@ from mpistream.rank_writer import RankWriter
 from mpistream.region import Region
 from mpistream.resuming import Resumed, ResumeRequest
 from mpistream.schema import StreamSchema
-from mpistream.staging import fenced
+from mpistream.staging import fenced, pool_of
 from mpistream.store import Store, open_store
 
 __all__ = ["write_open", "write_resume"]
@@ -240,7 +240,8 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
         manifest = Manifest.from_bytes(entered["manifest"].encode())
         writer, failure = None, None
         try:
-            writer = RankWriter(store, manifest, Share.from_json(entered["share"]), call.options)
+            share = Share.from_json(entered["share"])
+            writer = RankWriter(store, manifest, share, call.options, pool_of(channel.communicator))
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
             failure = error if isinstance(error, MPIStreamError) else error_from_json(error_to_json(error))
         try:

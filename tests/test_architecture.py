@@ -15,7 +15,7 @@ PACKAGE = ROOT / "mpistream"
 
 # The layers, lowest first. A module may import those of the rows above its own, and those to its left.
 LAYERS = """
-    _version  errors  zarr3
+    _version  errors  zarr3  refresher
     names  block  tiling  ranges  options  local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard  zarr3.splice
     description  region  grid  arrays  schema
@@ -23,12 +23,12 @@ LAYERS = """
     zarr3.metadata  zarr3.snapshot  zarr3.document
     array_reader  foreign
     token  epoch  commit
-    lease  staging  rows  recovery
+    lease  staging  rows  recovery  hierarchy
     rank_writer  record
     owner
     reader
-    opening  creating  resuming  repairing  carrying
-    parallel  session  parts
+    committing  opening  creating  resuming  repairing  carrying
+    parallel  several  session  parts
     __init__
     info
     cli

@@ -36,6 +36,7 @@ NAMES = [
     "TilingError",
     "Variable",
     "__version__",
+    "commit_all",
     "commit_tokens",
     "decompose",
     "open_reader",

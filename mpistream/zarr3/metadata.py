@@ -13,7 +13,7 @@ from typing import Any
 
 from mpistream.schema import StreamSchema
 
-__all__ = ["GROUP_KEY", "Documents", "array_key", "chunk_key", "make_documents"]
+__all__ = ["GROUP_KEY", "Documents", "array_key", "chunk_key", "make_documents", "make_group_document"]
 
 # On disk. Do not change; see FORMAT.md (Zarr v3 core, "Node names", "Metadata", "default chunk key encoding").
 GROUP_KEY = "zarr.json"
@@ -141,3 +141,18 @@ def make_documents(schema: StreamSchema) -> Documents:
     group.pop("consolidated_metadata", None)
     growing = [a.name for a in (schema.time_array, *schema.arrays.values()) if a.has_time]
     return Documents(group, {k.removesuffix("/zarr.json"): d for k, d in documents.items()}, growing)
+
+
+def make_group_document() -> bytes:
+    """Build the document of a group above streams: without attributes and without consolidated metadata.
+
+    Not collective.
+    """
+    import zarr  # noqa: PLC0415 (only the owner imports it)
+    from zarr.storage import MemoryStore  # noqa: PLC0415
+
+    objects: dict[str, Any] = {}
+    zarr.create_group(MemoryStore(objects), zarr_format=3)
+    document = json.loads(objects[GROUP_KEY].to_bytes())
+    document.pop("consolidated_metadata", None)
+    return _dump(document).encode()

@@ -24,7 +24,7 @@ from mpistream.memory_store import MemoryStore
 from mpistream.names import DTYPES, check_name, fill_from_json, fill_to_json
 from mpistream.token import CommitReceipt
 from mpistream.zarr3.codecs import PROFILES, ChunkCodec, profile_chain
-from mpistream.zarr3.metadata import chunk_key, make_documents
+from mpistream.zarr3.metadata import chunk_key, make_documents, make_group_document
 from mpistream.zarr3.shard import ChunkEncoder, OpenShard, ShardSpec
 
 TEXT = (Path(ms.__file__).parent / "FORMAT.md").read_text()
@@ -203,6 +203,10 @@ def test_group_document() -> None:
     assert entries == arrays
     group["consolidated_metadata"]["metadata"] = {name: {} for name in entries}
     assert json.loads(example("group")) == group
+
+
+def test_document_of_an_upper_group() -> None:
+    assert json.loads(example("upper group")) == json.loads(make_group_document())
 
 
 def test_keys() -> None:

@@ -54,6 +54,7 @@ class MemoryTransport:
     def __init__(self, world: MemoryWorld, rank: int) -> None:
         self.rank = rank
         self.size = world.size
+        self.communicator = (id(world), rank)
         self.is_free = False
         self._world = world
 
@@ -91,6 +92,10 @@ class MemoryTransport:
                     raise TimeoutError(f"rank 0 waits in gather for ranks {missing}")
                 world.changed.wait(left)
             return [queue.popleft() for queue in world.gathered]
+
+    def has_ranks_of(self, other: Any) -> bool:
+        """Whether the other is this rank's end of a world of as many ranks."""
+        return (other.rank, other.size) == (self.rank, self.size)
 
     def is_usable(self) -> bool:
         """Whether `free` was not called."""
