@@ -16,7 +16,7 @@ PACKAGE = ROOT / "mpistream"
 # The layers, lowest first. A module may import those of the rows above its own, and those to its left.
 LAYERS = """
     _version  errors  zarr3
-    names  block  tiling  ranges  options  local_store  store  memory_store  comm  agreement
+    names  times  block  rounding  tiling  ranges  options  local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard
     description  region  grid  arrays  schema
     layout  plan  manifest  blobs
@@ -52,8 +52,10 @@ PURE = {
     "plan",
     "ranges",
     "region",
+    "rounding",
     "schema",
     "tiling",
+    "times",
     "token",
     "zarr3.codecs",
     "zarr3.shard",
