@@ -2,8 +2,9 @@
 
 A time on disk is a float64, a count of the schema's units since its reference date. A caller gives that number, or a
 date: numpy.datetime64, datetime.datetime (pandas' is one) or cftime.datetime. A date becomes the float64 that is
-nearest to the exact quotient: what comes before this one division is arithmetic of integers. A float64 has no room
-for the nanoseconds of a date, and the difference of two large floats has lost its end.
+nearest to the exact quotient: what comes before this one division is arithmetic of integers, in attoseconds, the
+finest unit of numpy. A float64 has no room for the nanoseconds of a date, and the difference of two large floats has
+lost its end.
 
 numpy and datetime know one calendar, the Gregorian one, also before 1582; CF's ``standard`` is the same from
 1582-10-15 on. Dates of all other calendars are cftime objects, and cftime subtracts them: exactly, in microseconds.
@@ -14,11 +15,9 @@ Source: CF conventions, section 4.4, "Time coordinate".
 from __future__ import annotations
 
 import datetime as dt
-import math
 import re
 import sys
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -33,36 +32,39 @@ __all__ = ["TimeLike", "date_text", "encode_time", "encode_times", "is_date"]
 # And cftime.datetime, which has no type to name here.
 TimeLike = float | np.datetime64 | dt.datetime
 
-_SECONDS = {
-    name: seconds
-    for names, seconds in (
-        ("day days d", Fraction(86400)),
-        ("hour hours hr hrs h", Fraction(3600)),
-        ("minute minutes min mins", Fraction(60)),
-        ("second seconds sec secs s", Fraction(1)),
-        ("millisecond milliseconds millisec millisecs msec msecs ms", Fraction(1, 10**3)),
-        ("microsecond microseconds microsec microsecs usec usecs us", Fraction(1, 10**6)),
-        ("nanosecond nanoseconds nanosec nanosecs nsec nsecs ns", Fraction(1, 10**9)),
+_SECOND = 10**18
+_MICROSECOND = 10**12
+_DAY = 86400 * _SECOND
+# The names of UDUNITS that days to nanoseconds go by.
+_UNITS = {
+    name: length
+    for names, length in (
+        ("day days d", _DAY),
+        ("hour hours hr hrs h", 3600 * _SECOND),
+        ("minute minutes min mins", 60 * _SECOND),
+        ("second seconds sec secs s", _SECOND),
+        ("millisecond milliseconds millisec millisecs msec msecs ms", 1000 * _MICROSECOND),
+        ("microsecond microseconds microsec microsecs usec usecs us", _MICROSECOND),
+        ("nanosecond nanoseconds nanosec nanosecs nsec nsecs ns", _MICROSECOND // 1000),
     )
     for name in names.split()
 }
 # Of numpy's units, without years and months, which have no fixed length.
 _TICKS = {
-    "W": Fraction(604800),
-    "D": Fraction(86400),
-    "h": Fraction(3600),
-    "m": Fraction(60),
-    **{unit: Fraction(1, 1000**i) for i, unit in enumerate(("s", "ms", "us", "ns", "ps", "fs", "as"))},
+    "W": 7 * _DAY,
+    "D": _DAY,
+    "h": 3600 * _SECOND,
+    "m": 60 * _SECOND,
+    **{unit: 1000**i for i, unit in enumerate(("as", "fs", "ps", "ns", "us", "ms", "s"))},
 }
 _SINCE = re.compile(
     r"\s*(?P<unit>\w+)\s+since\s+(?P<year>[+-]?\d{1,6})-(?P<month>\d{1,2})-(?P<day>\d{1,2})"
-    r"(?:(?:T|\s+)(?P<hour>\d{1,2})(?::(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:\.(?P<part>\d+))?)?)?)?"
+    r"(?:(?:T|\s+)(?P<hour>\d{1,2})(?::(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:\.(?P<part>\d{1,18}))?)?)?)?"
     r"\s*(?P<zone>Z|UTC|GMT|(?P<sign>[+-])(?P<zone_hour>\d{1,2})(?::?(?P<zone_minute>\d{2}))?)?\s*",
     re.IGNORECASE,
 )
 _ALIASES = {"gregorian": "standard", "365_day": "noleap", "366_day": "all_leap"}
 _GREGORIAN = ("standard", "proleptic_gregorian")
-_MICROSECOND = Fraction(1, 10**6)
 _EPOCH = dt.datetime(1970, 1, 1)
 # Days since 1970-01-01 of 1582-10-15, and the Julian day number of 1970-01-01.
 _FIRST_GREGORIAN = -141427
@@ -73,12 +75,12 @@ _JULIAN_DAY_OF_EPOCH = 2440588
 class _Units:
     """What a date is counted in."""
 
-    seconds: Fraction
-    """Length of one unit."""
+    length: int
+    """Of one unit, in attoseconds."""
     calendar: str
     date: tuple[int, int, int]
-    time: Fraction
-    """Seconds of the reference since midnight of ``date``, in UTC."""
+    time: int
+    """Attoseconds from midnight of ``date`` to the reference, in UTC."""
     text: str
 
     def refused(self, t: Any, problem: str) -> SchemaError:
@@ -170,20 +172,24 @@ def date_text(t: Any) -> str:
     if _is_cftime(t):
         return f"{t.isoformat()} {t.calendar}"
     ticks, tick = _since_epoch(t)
-    return f"{ticks * tick} s"
+    return f"{ticks * tick} as"
 
 
-def _since_epoch(t: Any) -> tuple[int, Fraction]:
-    """Return a datetime or datetime64 as a number of ticks since 1970-01-01 in UTC, and their length in seconds."""
+def _since_epoch(t: Any) -> tuple[int, int]:
+    """Return a datetime or datetime64 as a number of ticks since 1970-01-01 in UTC, and their length."""
     if not hasattr(t, "to_datetime64") and isinstance(t, dt.datetime):
         delta = t.replace(tzinfo=None) - _EPOCH - (t.utcoffset() or dt.timedelta())
-        return (delta.days * 86400 + delta.seconds) * 10**6 + delta.microseconds, _MICROSECOND
+        return _microseconds(delta), _MICROSECOND
     # That of pandas has nanoseconds beyond those of its base class, and takes its zone off.
     ticks, tick = _ticks(np.asarray(t.to_datetime64() if hasattr(t, "to_datetime64") else t))
     return int(ticks), tick
 
 
-def _ticks(times: NDArray[Any]) -> tuple[NDArray[np.int64], Fraction]:
+def _microseconds(delta: dt.timedelta) -> int:
+    return (delta.days * 86400 + delta.seconds) * 10**6 + delta.microseconds
+
+
+def _ticks(times: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
     if np.isnat(times).any():
         raise SchemaError("NaT is no time of a record; give a date", kind="time")
     unit, count = np.datetime_data(times.dtype)
@@ -195,11 +201,11 @@ def _ticks(times: NDArray[Any]) -> tuple[NDArray[np.int64], Fraction]:
     return times.astype("int64"), count * _TICKS[unit]
 
 
-def _counts(units: _Units, ticks: list[int], tick: Fraction, first: Any) -> list[float]:
+def _counts(units: _Units, ticks: list[int], tick: int, first: Any) -> list[float]:
     """Return Gregorian dates in units; ``first`` stands for the earliest of them in messages."""
     if units.calendar not in _GREGORIAN:
         raise units.refused(first, f"give it as cftime.datetime(..., calendar={units.calendar!r})")
-    if units.calendar == "standard" and min(ticks) * tick < _FIRST_GREGORIAN * 86400:
+    if units.calendar == "standard" and min(ticks) * tick < _FIRST_GREGORIAN * _DAY:
         raise units.refused(
             first,
             "before 1582-10-15 it is a date of another calendar; give it as cftime.datetime(..., calendar='standard')",
@@ -208,11 +214,9 @@ def _counts(units: _Units, ticks: list[int], tick: Fraction, first: Any) -> list
         days = _day_number(*units.date, units.calendar)
     except ValueError as error:
         raise units.refused(first, f"its reference date is none ({error}); give a number") from error
-    # ticks * a - b over c, in integers: Python divides these to the nearest float64.
-    scale, offset = tick / units.seconds, (days * 86400 + units.time) / units.seconds
-    c = math.lcm(scale.denominator, offset.denominator)
-    a, b = int(scale * c), int(offset * c)
-    return [(n * a - b) / c for n in ticks]
+    reference, length = days * _DAY + units.time, units.length
+    # Python divides integers of any size to the nearest float64.
+    return [(n * tick - reference) / length for n in ticks]
 
 
 def _day_number(year: int, month: int, day: int, calendar: str) -> int:
@@ -230,30 +234,27 @@ def _day_number(year: int, month: int, day: int, calendar: str) -> int:
     return day + (153 * months + 2) // 5 + 365 * years + years // 4 - 32083 - _JULIAN_DAY_OF_EPOCH
 
 
-def _from_cftime(t: Any, units: _Units) -> float:
+def _from_cftime(t: Any, units: _Units) -> Any:
     calendar = _ALIASES.get(t.calendar, t.calendar)
     if calendar != units.calendar:
-        days = _day_number(t.year, t.month, t.day, "proleptic_gregorian") if calendar in _GREGORIAN else -math.inf
-        if units.calendar not in _GREGORIAN or days < _FIRST_GREGORIAN:
+        is_same = {calendar, units.calendar} <= set(_GREGORIAN) and (t.year, t.month, t.day) >= (1582, 10, 15)
+        if not is_same:
             problem = f"its calendar is {calendar!r}; give it as cftime.datetime(..., calendar={units.calendar!r})"
             raise units.refused(t, problem)
-        microseconds = ((t.hour * 60 + t.minute) * 60 + t.second) * 10**6 + t.microsecond
-        return _counts(units, [int(days) * 86400 * 10**6 + microseconds], _MICROSECOND, t)[0]
+        return encode_time(np.datetime64(t.isoformat(), "us"), units.text, units.calendar)
     cftime = sys.modules["cftime"]
     try:
         reference = cftime.datetime(*units.date, calendar=t.calendar, has_year_zero=t.has_year_zero)
     except ValueError as error:
         raise units.refused(t, f"its reference date is none ({error}); give a number") from error
-    delta = t - reference
-    exact = Fraction((delta.days * 86400 + delta.seconds) * 10**6 + delta.microseconds, 10**6) - units.time
-    return float(exact / units.seconds)
+    return (_microseconds(t - reference) * _MICROSECOND - units.time) / units.length
 
 
 @lru_cache(maxsize=64)
 def _parsed(units: str, calendar: str) -> _Units:
     found = _SINCE.fullmatch(units)
-    seconds = _SECONDS.get(found["unit"].lower()) if found else None
-    if found is None or seconds is None:
+    length = _UNITS.get(found["unit"].lower()) if found else None
+    if found is None or length is None:
         raise SchemaError(
             f"time units {units!r}: a date can be counted in days, hours, minutes, seconds, milliseconds, microseconds "
             "or nanoseconds since YYYY-MM-DD only; give the time as a number in the schema's units",
@@ -262,12 +263,12 @@ def _parsed(units: str, calendar: str) -> _Units:
     hour, minute, second, zone_hour, zone_minute = (
         int(found[name] or 0) for name in ("hour", "minute", "second", "zone_hour", "zone_minute")
     )
-    part = Fraction(f"0.{found['part'] or 0}")
-    offset = (zone_hour * 60 + zone_minute) * 60 * (-1 if found["sign"] == "-" else 1)
+    part = int((found["part"] or "0").ljust(18, "0"))
+    offset = (zone_hour * 60 + zone_minute) * (-1 if found["sign"] == "-" else 1)
     return _Units(
-        seconds=seconds,
+        length=length,
         calendar=_ALIASES.get(calendar.lower(), calendar.lower()),
         date=(int(found["year"]), int(found["month"]), int(found["day"])),
-        time=(hour * 60 + minute) * 60 + second + part - offset,
+        time=((hour * 60 + minute - offset) * 60 + second) * _SECOND + part,
         text=units,
     )
