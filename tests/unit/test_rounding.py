@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from mpistream.errors import SchemaError
 from mpistream.rounding import Rounding, checked_keep_bits
+from mpistream.zarr3.codecs import ChunkCodec, profile_chain
+from mpistream.zarr3.shard import ChunkEncoder, ShardSpec
 
 # Explicit mantissa bits and the largest exponent (IEEE 754, tables 3.1 to 3.5).
 FLOATS = {"float16": (10, 15), "float32": (23, 127), "float64": (52, 1023)}
@@ -123,3 +125,17 @@ def test_only_floats_are_rounded(dtype) -> None:
         checked_keep_bits("t", 3, np.dtype(dtype))
     assert dtype in str(caught.value)
     assert caught.value.kind == "keep_bits"
+
+
+def test_chunks_are_rounded_before_they_are_encoded() -> None:
+    """What is given stays as it is; a chunk that is all fill value once it is rounded is left out."""
+    dtype = np.dtype("float32")
+    codec = ChunkCodec(profile_chain("none", dtype), dtype)
+    fill = np.array(1.0, dtype)
+    spec = ShardSpec(shard_shape=(1, 4), chunk_shape=(1, 2), codec=codec, fill=fill, rounding=Rounding(2, fill))
+    given = np.array([[1.3, 2.9]], dtype)
+    pieces = ChunkEncoder(spec).encode(given)
+    assert pieces is not None
+    assert pieces[0] == np.array([1.25, 3.0], "<f4").tobytes()
+    assert given.tolist() == np.array([[1.3, 2.9]], dtype).tolist()
+    assert ChunkEncoder(spec).encode(np.array([[1.0625, 0.96875]], dtype)) is None
