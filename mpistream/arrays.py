@@ -16,16 +16,19 @@ from mpistream.block import as_array, keeps_values
 from mpistream.description import Coordinate, Shape
 from mpistream.errors import FormatError, SchemaError
 from mpistream.grid import ShardGrid
-from mpistream.names import check_name, fill_to_json, json_value, stored_dtype
+from mpistream.names import TIME_UNITS, cast_times, check_name, fill_to_json, json_object, json_value, stored_dtype
+from mpistream.rounding import Rounding
 from mpistream.zarr3.codecs import MAX_CHUNK_NBYTES, ChunkCodec, profile_chain
 from mpistream.zarr3.shard import ShardSpec
 
 __all__ = [
+    "QUANTIZATION_NAME",
     "SERIES_CHUNK",
     "ArraySpec",
     "Role",
     "check_layout",
     "checked_array_dims",
+    "checked_attrs",
     "checked_dims",
     "codec_chain",
     "coordinate_chunks",
@@ -36,11 +39,19 @@ __all__ = [
 
 # On disk. Do not change; see FORMAT.md. Records a chunk of the time coordinate and of variables over time alone.
 SERIES_CHUNK = 1024
+# The quantization variable (CF conventions, section 8.4.1): an array without dims and values that carries attributes.
+QUANTIZATION_NAME = "quantization_info"
+# Attributes that follow from the dtype or from keep_bits, in documents only.
+_TIME_ATTRS = ("units", "calendar", "dtype", "_FillValue")
+_QUANTIZATION_ATTRS = ("quantization", "quantization_nsb")
 
 # A coordinate that the owner writes is one chunk, or several of at most this size.
 _COORDINATE_CHUNK_NBYTES = 64 * 1024 * 1024
 # Readers with 32-bit sizes exist, and a shard is held in memory while it is written.
 _MAX_SHARD_NBYTES = 2**31 - 1
+# NaT as an integer, and the units that xarray decodes no timedelta to.
+_NAT = -(2**63)
+_COARSE_UNITS = ("D", "h", "m")
 
 
 class Role(Enum):
@@ -72,6 +83,7 @@ class ArraySpec:
     shard_shape: tuple[int | None, ...]
     """Over ``dims``, time included; None where the layout is still open."""
     chunk_shape: tuple[int | None, ...]
+    keep_bits: int | None = None
     values: NDArray[Any] | None = None
     digest: str | None = None
 
@@ -123,6 +135,32 @@ class ArraySpec:
             shard_shape=shard[1:] if self.has_time else shard,
         )
 
+    @property
+    def rounding(self) -> Rounding | None:
+        """How values are rounded before they are encoded."""
+        return None if self.keep_bits is None else Rounding(self.keep_bits, self.fill)
+
+    @property
+    def zarr_dtype(self) -> np.dtype[Any]:
+        """The dtype in Zarr's document: int64 for times, which every reader knows."""
+        return np.dtype("int64") if self.dtype.kind in "mM" else self.dtype
+
+    @property
+    def zarr_attrs(self) -> dict[str, Any]:
+        """The attributes in Zarr's document, with those that follow from the dtype and from ``keep_bits``."""
+        attrs = dict(self.attrs)
+        if self.dtype.kind in "mM":
+            unit, _ = np.datetime_data(self.dtype)
+            attrs |= {"units": TIME_UNITS[unit], "_FillValue": _NAT}
+            if self.dtype.kind == "M":
+                attrs |= {"units": f"{TIME_UNITS[unit]} since 1970-01-01", "calendar": "proleptic_gregorian"}
+            else:
+                # xarray decodes to no unit above seconds, and without this attribute not at all.
+                attrs["dtype"] = f"timedelta64[{'s' if unit in _COARSE_UNITS else unit}]"
+        if self.keep_bits is not None:
+            attrs |= {"quantization": QUANTIZATION_NAME, "quantization_nsb": self.keep_bits}
+        return attrs
+
     def shard_spec(self) -> ShardSpec:
         """Return how its shards are encoded, with a time extent of 1 for an array without time.
 
@@ -134,6 +172,7 @@ class ArraySpec:
             chunk_shape=(*lead, *self.resolved_chunk_shape),
             codec=ChunkCodec(self.chain, self.dtype),
             fill=self.fill,
+            rounding=self.rounding,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -147,6 +186,7 @@ class ArraySpec:
             "dims": list(self.dims),
             "dtype": self.dtype.name,
             "fill_value": fill_to_json(self.fill),
+            "keep_bits": self.keep_bits,
             "attrs": dict(self.attrs),
             "codecs": [dict(c) for c in self.chain],
             "shard_shape": list(self.shard_shape),
@@ -284,15 +324,8 @@ def coordinate_values(name: str, item: Coordinate, shape: tuple[int, ...]) -> ND
     if given.shape != shape:
         raise SchemaError(f"coordinate {name!r}: values of shape {given.shape}, its dims have {shape}", kind="shape")
     dtype = stored_dtype(f"coordinate {name!r}", given.dtype if item.dtype is None else item.dtype)
-    if given.dtype.kind == "c" and dtype.kind != "c":
-        values = None
-    else:
-        with np.errstate(all="ignore"):
-            values = np.array(given, dtype, order="C")
-    # Lists of Python ints have a dtype by accident, so equal values are as good as a safe cast.
-    if values is None or not (
-        keeps_values(given.dtype, dtype) or np.array_equal(values, given, equal_nan=dtype.kind in "fc")
-    ):
+    values = _cast_values(given, dtype)
+    if values is None:
         raise SchemaError(
             f"coordinate {name!r}: {given.dtype} into {dtype.name} loses values; give another dtype", kind="dtype"
         )
@@ -300,7 +333,46 @@ def coordinate_values(name: str, item: Coordinate, shape: tuple[int, ...]) -> ND
     return values
 
 
-def codec_chain(name: str, codec: Any, dtype: np.dtype[Any]) -> tuple[Mapping[str, Any], ...]:
+def _cast_values(given: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """Return a copy in another dtype, None when that changes a value."""
+    if given.dtype.kind in "mM" or dtype.kind in "mM":
+        cast = cast_times(given, dtype)
+        return None if cast is None else np.array(cast, order="C")
+    if given.dtype.kind == "c" and dtype.kind != "c":
+        return None
+    with np.errstate(all="ignore"):
+        values = np.array(given, dtype, order="C")
+    # Lists of Python ints have a dtype by accident, so equal values are as good as a safe cast.
+    is_same = keeps_values(given.dtype, dtype) or np.array_equal(values, given, equal_nan=dtype.kind in "fc")
+    return values if is_same else None
+
+
+def checked_attrs(name: str, attrs: Any, dtype: np.dtype[Any], keep_bits: int | None) -> dict[str, Any]:
+    """Return an array's attributes as plain JSON types.
+
+    Not collective.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``attribute`` for what JSON has no form for, and for attributes that follow from the rest.
+    """
+    checked = json_object(f"variable {name!r}, attributes", attrs)
+    derived = [
+        *((a, f"dtype {dtype.name}") for a in (_TIME_ATTRS if dtype.kind in "mM" else ())),
+        *((a, "keep_bits") for a in (_QUANTIZATION_ATTRS if keep_bits is not None else ())),
+    ]
+    for attribute, reason in derived:
+        if attribute in checked:
+            raise SchemaError(
+                f"variable {name!r}, attribute {attribute!r}: it follows from {reason}; leave it out", kind="attribute"
+            )
+    return checked
+
+
+def codec_chain(
+    name: str, codec: Any, dtype: np.dtype[Any], keep_bits: int | None = None
+) -> tuple[Mapping[str, Any], ...]:
     """Return the codec chain of a profile, or a given one once it is known that we speak it.
 
     Not collective.
@@ -311,7 +383,7 @@ def codec_chain(name: str, codec: Any, dtype: np.dtype[Any]) -> tuple[Mapping[st
         Kind ``codec``.
     """
     if isinstance(codec, str):
-        return tuple(profile_chain(codec, dtype))
+        return tuple(profile_chain(codec, dtype, is_rounded=keep_bits is not None))
     if not isinstance(codec, Sequence) or not all(isinstance(c, Mapping) for c in codec):
         raise SchemaError(
             f"variable {name!r}: codec {codec!r}: give a profile name or a list of Zarr codecs", kind="codec"

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from mpistream.block import as_array
 from mpistream.errors import SchemaError
 from mpistream.names import json_object
+from mpistream.times import encode_times
 
 __all__ = ["AppendTime", "Coordinate", "IndexedTime", "Shape", "Variable"]
 
@@ -57,7 +58,8 @@ class IndexedTime:
     Parameters
     ----------
     times
-        Time of every record, increasing, in ``units``. None in a schema that comes from a store: there they lie.
+        Time of every record, increasing: numbers in ``units``, or dates as in `StreamWriter.write_record`. None in a
+        schema that comes from a store: there they lie.
     units, calendar, attrs
         As in `AppendTime`.
     n_records, digest
@@ -84,16 +86,16 @@ class IndexedTime:
         if times is None and not (n_records > 0 and digest):
             raise SchemaError("times is None: give the time of every record", kind="time")
         if times is not None:
-            self.times = _checked_times(times)
+            self.times = _checked_times(encode_times(as_array("times", times), units, calendar))
             self.n_records = len(self.times)
             self.digest = hashlib.sha256(self.times.astype("<f8").tobytes()).hexdigest()
 
 
-def _checked_times(times: ArrayLike) -> NDArray[np.float64]:
-    given = as_array("times", times)
+def _checked_times(given: NDArray[Any]) -> NDArray[np.float64]:
     if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "iuf":
         raise SchemaError(
-            f"times of shape {given.shape} and dtype {given.dtype}: give a sequence of numbers in the time units",
+            f"times of shape {given.shape} and dtype {given.dtype}: give a sequence of numbers in the time units, "
+            "or of dates",
             kind="time",
         )
     checked = np.array(given, "float64")
@@ -122,7 +124,11 @@ class Variable:
         A profile name, or a Zarr v3 codec chain, which gets a ``crc32c`` at its end if it has none; the schema's by
         default.
     fill_value
-        By default NaN for floats, 0 otherwise.
+        By default NaN for floats, NaT for datetime64 and timedelta64, 0 otherwise.
+    keep_bits
+        Of a float variable or static: round mantissas to so many explicit bits before they are encoded, to nearest
+        with ties to even, which can lead to infinity. NaN, infinities and the fill value are kept. By default
+        nothing is rounded.
     """
 
     dims: Sequence[str]
@@ -132,6 +138,7 @@ class Variable:
     chunk_shape: Shape | None = None
     codec: str | Sequence[Mapping[str, Any]] | None = None
     fill_value: Any = None
+    keep_bits: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,7 +156,7 @@ class Coordinate:
     attrs
         Attributes.
     fill_value
-        By default NaN for floats, 0 otherwise.
+        By default NaN for floats, NaT for datetime64 and timedelta64, 0 otherwise.
     digest
         In a schema that comes from a store, the digest of values that lie there; not to be given.
     """

@@ -33,6 +33,7 @@ from mpistream.region import Region
 from mpistream.resuming import Resumed
 from mpistream.schema import StreamSchema
 from mpistream.store import Store
+from mpistream.times import TimeLike
 from mpistream.token import CommitReceipt, CommitToken
 
 __all__ = ["StreamWriter", "commit_writers"]
@@ -143,7 +144,7 @@ class StreamWriter:
 
     # Writing
 
-    def write_record(self, t: float, arrays: Mapping[str, ArrayLike]) -> None:
+    def write_record(self, t: TimeLike, arrays: Mapping[str, ArrayLike]) -> None:
         """Put one record at the end of the stream.
 
         Logically collective.
@@ -151,12 +152,15 @@ class StreamWriter:
         Parameters
         ----------
         t
-            Time of the record in the schema's time units, the same on every rank; greater than ``last_t``.
+            Time of the record, the same on every rank; greater than ``last_t``. A number in the schema's time
+            units, or a date: numpy.datetime64, datetime.datetime (in UTC if it has no zone), both for the calendars
+            ``standard`` and ``proleptic_gregorian``, or cftime.datetime of the schema's calendar. A date becomes the
+            float64 that is nearest to the exact number.
         arrays
             Variable -> this rank's block, shape ``shape_of(variable)``, any strides and byte order, a dtype
             that casts to the schema's without losing values (floats may be rounded); a Python scalar
-            broadcasts. A rank whose region is empty may pass ``{}``. Every array may be overwritten as
-            soon as the call returns.
+            broadcasts. An array of JAX, PyTorch or another library must lie in this process's memory. A rank
+            whose region is empty may pass ``{}``. Every array may be overwritten as soon as the call returns.
 
         Raises
         ------
@@ -175,7 +179,7 @@ class StreamWriter:
         self._writer.write_record(t, arrays)
         self._keep_lease()
 
-    def write_record_at(self, index: int, t: float, arrays: Mapping[str, ArrayLike]) -> None:
+    def write_record_at(self, index: int, t: TimeLike, arrays: Mapping[str, ArrayLike]) -> None:
         """Put one record of a fixed time dim, in any order.
 
         Logically collective.
@@ -185,7 +189,7 @@ class StreamWriter:
         index
             The record.
         t
-            Its time, bitwise ``times[index]`` of the schema.
+            Its time, a number or a date as in `write_record`: as a float64 bitwise ``times[index]`` of the schema.
         arrays
             As in `write_record`.
 
@@ -207,7 +211,7 @@ class StreamWriter:
         self._keep_lease()
 
     @contextlib.contextmanager
-    def record(self, t: float) -> Iterator[Record]:
+    def record(self, t: TimeLike) -> Iterator[Record]:
         """Put one record variable by variable; a body that raises puts nothing.
 
         Logically collective.

@@ -29,9 +29,10 @@ from mpistream.manifest import Manifest, blob_key, stage_folder
 from mpistream.names import check_name
 from mpistream.options import Options
 from mpistream.ranges import Ranges, count, covers, difference, inside, members, overlap, ranges_of, union
-from mpistream.rows import SeriesRows, ShardRows, encode_whole
+from mpistream.rows import SeriesRows, ShardRows, encode_whole, rounded
 from mpistream.staging import Pool, StagedObject, Stager
 from mpistream.store import Store
+from mpistream.times import encode_time
 from mpistream.token import CommitToken, times_sha256
 
 __all__ = ["RankWriter", "WriterStats"]
@@ -239,7 +240,7 @@ class RankWriter:
     def write_record(self, t: Any, arrays: Mapping[str, Any]) -> None:
         """Put the next record; see `mpistream.parallel.StreamWriter.write_record`."""
         self._check_mode("write_record", is_indexed=False)
-        t = check_time(t, self.last_t)
+        t = check_time(self._encoded(t), self.last_t)
         self._write(self.n_records, t, arrays)
 
     def write_record_at(self, index: Any, t: Any, arrays: Mapping[str, Any]) -> None:
@@ -253,7 +254,7 @@ class RankWriter:
             raise SchemaError(f"index {index!r} is not an integer", kind="index") from error
         if not 0 <= record < n_total:
             raise SchemaError(f"index {record}: there are {n_total} times, 0 to {n_total - 1}", kind="index")
-        t = check_time(t, None)
+        t = check_time(self._encoded(t), None)
         expected = self._time_of(record)
         # Bitwise: 0.0 == -0.0, but they have different digests.
         if t.hex() != expected.hex():
@@ -271,6 +272,9 @@ class RankWriter:
                 kind="written",
             )
         self._write(record, t, arrays)
+
+    def _encoded(self, t: Any) -> Any:
+        return encode_time(t, self.schema.time.units, self.schema.time.calendar)
 
     def _check_mode(self, call: str, *, is_indexed: bool) -> None:
         """Refuse a call that belongs to the other kind of time dim."""
@@ -300,7 +304,7 @@ class RankWriter:
             with np.errstate(over="ignore", invalid="ignore"):
                 for name, block in blocks.items():
                     if name in self._series:
-                        self._series[name].put(record, block.astype(self._series[name].array.dtype)[()])
+                        self._series[name].put(record, rounded(self._series[name].array, block)[()])
                     else:
                         self._submit(self._rows[name].put(record, block))
                 self._bound_open_rows()
@@ -335,7 +339,8 @@ class RankWriter:
         block = check_block(name, value, self._shapes[name], array.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
             if not array.dims:
-                objects = encode_whole(array, self.schema.key_separator, block) if self.writer == 0 else []
+                values = rounded(array, block)
+                objects = encode_whole(array, self.schema.key_separator, values) if self.writer == 0 else []
             else:
                 rows = self._shard_rows(array)
                 objects = rows.put(0, block) if rows.writes else []

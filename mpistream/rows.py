@@ -29,7 +29,7 @@ from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import chunk_key
 from mpistream.zarr3.shard import ChunkEncoder, OpenShard
 
-__all__ = ["SeriesRows", "ShardRows", "encode_whole"]
+__all__ = ["SeriesRows", "ShardRows", "encode_whole", "rounded"]
 
 
 @dataclass(slots=True)
@@ -232,6 +232,17 @@ class ShardRows:
         n = committed[-1][1] if committed else 0
         if self._n_total is None and n % self._row_length and self.writes:
             self._open[n // self._row_length] = self._read_row(n // self._row_length)
+
+
+def rounded(array: ArraySpec, block: NDArray[Any]) -> NDArray[Any]:
+    """Return a block of an array that is not sharded in its dtype, rounded if the array is; never the caller's.
+
+    Not collective.
+    """
+    values = block.astype(array.dtype, order="C")
+    if array.rounding is not None:
+        array.rounding.apply(values)
+    return values
 
 
 def encode_whole(array: ArraySpec, separator: str, values: NDArray[Any]) -> list[StagedObject]:

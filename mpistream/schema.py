@@ -19,11 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.arrays import (
+    QUANTIZATION_NAME,
     SERIES_CHUNK,
     ArraySpec,
     Role,
     check_layout,
     checked_array_dims,
+    checked_attrs,
     checked_dims,
     codec_chain,
     coordinate_chunks,
@@ -42,6 +44,7 @@ from mpistream.names import (
     json_object,
     stored_dtype,
 )
+from mpistream.rounding import checked_keep_bits
 from mpistream.zarr3.codecs import profile_chain
 
 __all__ = ["COMMITTED_NAME", "StreamSchema", "schema_fingerprint"]
@@ -49,6 +52,8 @@ __all__ = ["COMMITTED_NAME", "StreamSchema", "schema_fingerprint"]
 # On disk. Do not change; see FORMAT.md.
 COMMITTED_NAME = "committed"
 _COMMITTED_CHUNK = 65536
+# Not the version of the package: the document of a store never changes, and what it says is fixed by the format.
+_IMPLEMENTATION = "mpistream version 1 (store format 1; IEEE 754 round to nearest, ties to even)"
 
 
 def _digest(value: Any) -> str | None:
@@ -162,6 +167,9 @@ class StreamSchema:
             raise SchemaError(f"variable {name!r} has {missing}", kind="dtype")
         dtype = values.dtype if values is not None else stored_dtype(f"variable {name!r}", item.dtype)
         shard, chunk = self._array_layout(name, role, item, dims, shape, dtype.itemsize)
+        own_codec, keep_bits = None, None
+        if isinstance(item, Variable):
+            own_codec, keep_bits = item.codec, checked_keep_bits(name, item.keep_bits, dtype)
         return ArraySpec(
             name=name,
             role=role,
@@ -169,10 +177,11 @@ class StreamSchema:
             shape=shape,
             dtype=dtype,
             fill=fill_array(f"variable {name!r}", dtype, item.fill_value),
-            attrs=MappingProxyType(json_object(f"variable {name!r}, attributes", item.attrs)),
-            chain=codec_chain(name, (item.codec if isinstance(item, Variable) else None) or self.codec, dtype),
+            attrs=MappingProxyType(checked_attrs(name, item.attrs, dtype, keep_bits)),
+            chain=codec_chain(name, own_codec or self.codec, dtype, keep_bits),
             shard_shape=shard,
             chunk_shape=chunk,
+            keep_bits=keep_bits,
             values=values,
             digest=_values_digest(values) if values is not None else getattr(item, "digest", None),
         )
@@ -201,6 +210,11 @@ class StreamSchema:
         return tuple(shard), tuple(chunk)
 
     def _check_names(self) -> None:
+        if self.quantization_array is not None and QUANTIZATION_NAME in (*self.arrays, *self.dims):
+            raise SchemaError(
+                f"name {QUANTIZATION_NAME!r}: an array of that name says how keep_bits rounds; choose another name",
+                kind="name",
+            )
         for name, array in self.arrays.items():
             if name in self.dims and array.dims != (name,):
                 raise SchemaError(
@@ -287,10 +301,30 @@ class StreamSchema:
         )
 
     @property
+    def quantization_array(self) -> ArraySpec | None:
+        """With ``keep_bits`` the array without values that says how (CF conventions, section 8.4.1)."""
+        if all(a.keep_bits is None for a in self.arrays.values()):
+            return None
+        dtype = np.dtype("int8")
+        attrs = {"algorithm": "bitround", "implementation": _IMPLEMENTATION}
+        return ArraySpec(
+            name=QUANTIZATION_NAME,
+            role=Role.COORDINATE,
+            dims=(),
+            shape=(),
+            dtype=dtype,
+            fill=np.zeros((), dtype),
+            attrs=MappingProxyType(attrs),
+            chain=tuple(profile_chain("none", dtype)),
+            shard_shape=(),
+            chunk_shape=(),
+        )
+
+    @property
     def own_arrays(self) -> tuple[ArraySpec, ...]:
-        """The arrays that no caller describes: time, and in indexed mode `committed_array`."""
-        committed = self.committed_array
-        return (self.time_array,) if committed is None else (self.time_array, committed)
+        """The arrays that no caller describes: time, `committed_array` and `quantization_array`, if there."""
+        own = (self.time_array, self.committed_array, self.quantization_array)
+        return tuple(array for array in own if array is not None)
 
     def with_layout(self, layout: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> StreamSchema:
         """Return this schema with the layout of some arrays given.
@@ -380,16 +414,23 @@ class StreamSchema:
         layout: dict[str, tuple[list[int], list[int]]] = {}
         chains = {}
         for a in document["arrays"]:
-            name, role = a["name"], Role(a["role"])
+            name, role, keep_bits = a["name"], Role(a["role"]), a["keep_bits"]
             fill = fill_from_json(stored_dtype(name, a["dtype"]), a["fill_value"])
             if name in document["coords"]:
+                if keep_bits is not None:
+                    raise FormatError(f"coordinate {name!r} has keep_bits {keep_bits!r}", kind="schema")
                 groups["coords"][name] = Coordinate(
                     a["dims"], dtype=a["dtype"], attrs=a["attrs"], fill_value=fill, digest=_digest(a["digest"])
                 )
             else:
                 group = "statics" if role is Role.STATIC else "variables"
                 groups[group][name] = Variable(
-                    a["dims"], a["dtype"], attrs=a["attrs"], codec=a["codecs"], fill_value=fill
+                    a["dims"],
+                    a["dtype"],
+                    attrs=a["attrs"],
+                    codec=a["codecs"],
+                    fill_value=fill,
+                    keep_bits=keep_bits,
                 )
             layout[name] = (
                 [operator.index(n) for n in a["shard_shape"]],
@@ -448,7 +489,7 @@ class StreamSchema:
                     "dtype": a.dtype.name,
                     "units": a.attrs.get("units"),
                     "fill_value": fill_to_json(a.fill),
-                    "keep_bits": None,
+                    "keep_bits": a.keep_bits,
                     "codecs": [dict(c) for c in a.chain],
                     "chunk_shape": list(a.chunk_shape),
                     "shard_shape": list(a.shard_shape),

@@ -28,6 +28,7 @@ from mpistream.resuming import Resumed, ResumeRequest
 from mpistream.schema import StreamSchema
 from mpistream.staging import fenced, pool_of
 from mpistream.store import Store, open_store
+from mpistream.times import TimeLike
 
 __all__ = ["write_open", "write_resume"]
 
@@ -96,8 +97,8 @@ def write_resume(
     schema: StreamSchema | None = None,
     comm: Any = None,
     region: Mapping[str, Any] | None = None,
-    at: float | None = None,
-    expect_last_t: float | None = None,
+    at: TimeLike | None = None,
+    expect_last_t: TimeLike | None = None,
     takeover: bool = False,
     options: Options | None = None,
 ) -> StreamWriter:
@@ -114,9 +115,11 @@ def write_resume(
     comm, region, takeover, options
         As in `write_open`.
     at
-        Drop committed records with t > at. They are kept aside until the first commit.
+        Drop committed records with t > at, a number or a date as in `StreamWriter.write_record`. They are kept aside
+        until the first commit.
     expect_last_t
-        Time that the last kept record must have: guards against a checkpoint that is ahead of the output.
+        Time that the last kept record must have, a number or a date: guards against a checkpoint that is ahead of the
+        output.
 
     Returns
     -------

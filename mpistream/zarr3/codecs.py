@@ -62,7 +62,7 @@ def crc32c(data: bytes | NDArray[np.uint8]) -> bytes:
     return int(google_crc32c.value(data)).to_bytes(_CRC_NBYTES, "little")
 
 
-def profile_chain(profile: str, dtype: np.dtype[Any]) -> list[dict[str, Any]]:
+def profile_chain(profile: str, dtype: np.dtype[Any], *, is_rounded: bool = False) -> list[dict[str, Any]]:
     """Return the codec chain, as Zarr v3 JSON, of a profile for a dtype.
 
     Not collective.
@@ -73,6 +73,8 @@ def profile_chain(profile: str, dtype: np.dtype[Any]) -> list[dict[str, Any]]:
         A key of `PROFILES`.
     dtype
         The dtype on disk; bool gets bit shuffle, where neighbouring values share whole bit planes.
+    is_rounded
+        Whether mantissas are rounded: bit shuffle, too, gathers the bits that are zero in all of them.
 
     Raises
     ------
@@ -94,7 +96,7 @@ def profile_chain(profile: str, dtype: np.dtype[Any]) -> list[dict[str, Any]]:
                 "typesize": dtype.itemsize,
                 "cname": name,
                 "clevel": level,
-                "shuffle": "bitshuffle" if dtype.kind == "b" else shuffle,
+                "shuffle": "bitshuffle" if dtype.kind == "b" or is_rounded else shuffle,
                 "blocksize": 0,
             }
             chain.append({"name": "blosc", "configuration": blosc})

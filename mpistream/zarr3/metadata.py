@@ -124,15 +124,15 @@ def make_documents(schema: StreamSchema) -> Documents:
             store,
             name=array.name,
             shape=(schema.n_total or 0, *array.shape) if array.has_time else array.shape,
-            dtype=array.dtype.name,
+            dtype=array.zarr_dtype.name,
             chunks=array.resolved_chunk_shape,
             # Zarr has no shard of an array without dims: that is one chunk.
             shards=array.resolved_shard_shape if array.is_sharded and array.dims else None,
             serializer=serializer,
             compressors=compressors,
             filters=(),
-            fill_value=array.fill.item(),
-            attributes=dict(array.attrs),
+            fill_value=array.fill.view(array.zarr_dtype).item(),
+            attributes=array.zarr_attrs,
             dimension_names=array.dims,
             chunk_key_encoding={"name": "default", "separator": schema.key_separator},
         )

@@ -21,7 +21,8 @@ from mpistream.commit import next_manifest, recover
 from mpistream.lease import Lease
 from mpistream.manifest import Manifest, layout_bytes
 from mpistream.memory_store import MemoryStore
-from mpistream.names import DTYPES, check_name, fill_from_json, fill_to_json
+from mpistream.names import DTYPES, TIME_UNITS, check_name, fill_from_json, fill_to_json
+from mpistream.rounding import Rounding
 from mpistream.token import CommitReceipt
 from mpistream.zarr3.codecs import PROFILES, ChunkCodec, profile_chain
 from mpistream.zarr3.metadata import chunk_key, make_documents, make_group_document
@@ -224,7 +225,12 @@ def test_profiles() -> None:
 
 
 def test_profile_for_bool() -> None:
+    """Arrays with keep_bits have its shuffle."""
     assert json.loads(example("profile for bool")) == {"fast": profile_chain("fast", np.dtype("bool"))}
+    chain = profile_chain("fast", np.dtype("float32"))
+    chain[1]["configuration"]["shuffle"] = "bitshuffle"
+    schema = one_array(ms.Variable(("time",), "float32", keep_bits=7))
+    assert list(schema.arrays["v"].chain) == chain
 
 
 def test_time_has_the_profile_compact() -> None:
@@ -238,6 +244,50 @@ def test_dtypes() -> None:
     sentence = re.search(r"^Dtypes are (.*?)\. ", TEXT, re.DOTALL | re.MULTILINE)
     assert sentence is not None
     assert re.findall(r"`(\w+)`", sentence[1]) == list(DTYPES)
+    assert {unit.strip("`"): name.strip("`") for unit, name in table("<!-- time units -->")} == TIME_UNITS
+
+
+def one_array(variable: ms.Variable) -> ms.StreamSchema:
+    return ms.StreamSchema(
+        dims={"time": None}, time=ms.AppendTime(units="days since 2000-01-01"), variables={"v": variable}
+    )
+
+
+@pytest.mark.parametrize("unit", ["D", "h", "m", "s", "ms", "us", "ns"])
+def test_documents_of_times(unit: str) -> None:
+    """Section 7: int64, with the attributes of the table."""
+    rows = dict(table("<!-- time attributes -->"))
+    name = dict(table("<!-- time units -->"))[f"`{unit}`"].strip("`")
+    coarse = "s" if unit in ("D", "h", "m") else unit
+    assert "but `timedelta64[s]` for `D`, `h` and `m`" in rows["`timedelta64[U]`"]
+    expected = {
+        "datetime64": {"units": f"{name} since 1970-01-01", "calendar": "proleptic_gregorian", "_FillValue": -(2**63)},
+        "timedelta64": {"units": name, "dtype": f"timedelta64[{coarse}]", "_FillValue": -(2**63)},
+    }
+    for kind, attributes in expected.items():
+        assert re.findall(r"`(\w+)`:", rows[f"`{kind}[U]`"]) == list(attributes)
+        documents = make_documents(one_array(ms.Variable(("time",), f"{kind}[{unit}]"))).arrays(3, growing_only=False)
+        document = json.loads(documents["v/zarr.json"])
+        assert (document["data_type"], document["fill_value"]) == ("int64", -(2**63))
+        assert document["attributes"] == attributes
+
+
+def test_rounding() -> None:
+    """Section 7's examples, with the document that says so."""
+    rows = table("<!-- rounding -->")
+    assert len(rows) == 6
+    for bits, value, rounded in rows:
+        values = np.array([float.fromhex(value)], "float32")
+        Rounding(int(bits), np.array(np.nan, "float32")).apply(values)
+        assert values[0] == (np.inf if rounded == "infinity" else float.fromhex(rounded))
+    documents = make_documents(one_array(ms.Variable(("time",), "float32", keep_bits=7)))
+    found = {key: json.loads(d) for key, d in documents.arrays(3, growing_only=False).items()}
+    assert found["v/zarr.json"]["attributes"] == {"quantization": "quantization_info", "quantization_nsb": 7}
+    container = found["quantization_info/zarr.json"]
+    assert (container["data_type"], container["shape"]) == ("int8", [])
+    assert container["attributes"]["algorithm"] == "bitround"
+    assert container["attributes"]["implementation"].startswith("mpistream version 1 ")
+    assert "quantization_info" in json.loads(documents.group(3))["consolidated_metadata"]["metadata"]
 
 
 def test_fill_values() -> None:
@@ -248,6 +298,8 @@ def test_fill_values() -> None:
         ("float64", "negative infinity"): -np.inf,
         ("float64", "0.1"): 0.1,
         ("complex64", "1 + infinity i"): complex(1.0, np.inf),
+        ("datetime64[s]", "1970-01-02"): np.datetime64("1970-01-02", "s"),
+        ("timedelta64[ns]", "NaT"): np.timedelta64("NaT", "ns"),
     }
     rows = {
         (dtype.strip("`"), value): json.loads(text.strip("`")) for dtype, value, text in table("<!-- fill values -->")

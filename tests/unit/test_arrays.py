@@ -103,6 +103,7 @@ def test_the_entry_in_the_manifest() -> None:
         "dims": ["time", "y", "x"],
         "dtype": "float32",
         "fill_value": "NaN",
+        "keep_bits": None,
         "attrs": {"units": "K"},
         "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
         "shard_shape": [4, 4, 6],
@@ -112,6 +113,38 @@ def test_the_entry_in_the_manifest() -> None:
     assert spec().to_json() == expected
     assert json.loads(json.dumps(spec().to_json())) == expected
     assert spec(digest="ab").to_json()["digest"] == "ab"
+    assert spec(keep_bits=7).to_json()["keep_bits"] == 7
+
+
+NAT = -9223372036854775808
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("M8[D]", {"units": "days since 1970-01-01", "calendar": "proleptic_gregorian", "_FillValue": NAT}),
+        ("M8[ns]", {"units": "nanoseconds since 1970-01-01", "calendar": "proleptic_gregorian", "_FillValue": NAT}),
+        ("m8[h]", {"units": "hours", "dtype": "timedelta64[s]", "_FillValue": NAT}),
+        ("m8[s]", {"units": "seconds", "dtype": "timedelta64[s]", "_FillValue": NAT}),
+        ("m8[us]", {"units": "microseconds", "dtype": "timedelta64[us]", "_FillValue": NAT}),
+    ],
+)
+def test_times_are_integers_with_attributes_in_documents(dtype, expected) -> None:
+    """The manifest has the dtype, and not what follows from it."""
+    array = spec(dtype=np.dtype(dtype), fill=np.array("NaT", dtype), attrs={"long_name": "t"})
+    assert (array.zarr_dtype, array.zarr_attrs) == (np.dtype("int64"), {"long_name": "t", **expected})
+    assert (array.to_json()["dtype"], array.to_json()["fill_value"]) == (np.dtype(dtype).name, NAT)
+    assert array.to_json()["attrs"] == {"long_name": "t"}
+    assert (spec().zarr_dtype, spec().zarr_attrs) == (np.dtype("float32"), {"units": "K"})
+
+
+def test_rounding_is_named_in_documents() -> None:
+    """CF conventions, section 8.4.2."""
+    array = spec(keep_bits=7)
+    assert array.zarr_attrs == {"units": "K", "quantization": "quantization_info", "quantization_nsb": 7}
+    assert array.to_json()["attrs"] == {"units": "K"}
+    assert (spec().rounding, spec().shard_spec().rounding) == (None, None)
+    assert array.shard_spec().rounding is not None
 
 
 # ---- values of coordinates ---------------------------------------------------------------------------

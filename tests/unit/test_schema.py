@@ -258,12 +258,37 @@ BAD = [
     refused("dims", "static 's'", "put it into variables", statics={"s": V(("time", "y"), "f4")}),
     refused("dims", "coordinate 'c'", "put it into", coords={"c": ms.Coordinate(("time",), [1.0])}),
     # dtypes and fill values
-    refused("dtype", "variable 't': dtype datetime64[s] is not supported", variables=one(dtype="M8[s]")),
+    refused("dtype", "variable 't': dtype datetime64[Y] is not supported", variables=one(dtype="M8[Y]")),
     refused("dtype", "variable 't': 'float31' is not a dtype", variables=one(dtype="float31")),
     refused("dtype", "variable 't'", variables=one(dtype=None)),
     refused("dtype", "'c' has neither values nor dtype", coords={"c": ms.Coordinate(("y",))}),
     refused("fill_value", "variable 't': fill value -1 does not fit uint8", variables=one(dtype="u1", fill_value=-1)),
+    refused("fill_value", "fill value 0 does not fit datetime64[s]", variables=one(dtype="M8[s]", fill_value=0)),
+    # attributes that follow from the rest
+    *(
+        refused("attribute", "variable 't'", repr(a), "dtype datetime64[s]", variables=one(dtype="M8[s]", attrs={a: 1}))
+        for a in ("units", "calendar", "_FillValue", "dtype")
+    ),
+    *(
+        refused("attribute", "variable 't'", repr(a), "keep_bits", variables=one(keep_bits=7, attrs={a: 1}))
+        for a in ("quantization", "quantization_nsb")
+    ),
+    # rounding
+    refused("keep_bits", "variable 't': keep_bits 24", "float32 has 23", "1 to 23", variables=one(keep_bits=24)),
+    refused("keep_bits", "'s'", "int8", statics={"s": V(("y",), "i1", keep_bits=3)}),
+    refused("name", "'quantization_info'", variables=one(keep_bits=7), statics={"quantization_info": V(("y",), "f4")}),
+    refused(
+        "name",
+        "'quantization_info'",
+        variables=one("time", "y", keep_bits=7),
+        coords={},
+        statics={},
+        dims={"time": None, "y": 8, "quantization_info": 6},
+    ),
     # coordinates
+    refused(
+        "dtype", "coordinate 'x': int64 into datetime64[s]", coords={"x": ms.Coordinate(("x",), range(6), "M8[s]")}
+    ),
     refused("shape", "coordinate 'x'", "(5,)", "(6,)", coords={"x": ms.Coordinate(("x",), np.arange(5.0))}),
     refused("shape", "coordinate 'x'", coords={"x": ms.Coordinate(("x",), [[1], [1, 2]])}),
     refused("dtype", "coordinate 'x'", "int32", coords={"x": ms.Coordinate(("x",), np.arange(6) / 2, dtype="i4")}),

@@ -64,6 +64,30 @@ def test_the_fingerprint_is_the_digest_of_the_canonical_text() -> None:
     assert described().fingerprint() == FINGERPRINT
 
 
+def test_the_fingerprint_of_rounded_values_and_of_times() -> None:
+    """The bits that are kept are part of it; a time has its dtype, its fill value as int64 and no units."""
+    rounded = {
+        "t": ms.Variable(("time", "y", "x"), "f4", attrs={"units": "°C"}, codec="none", fill_value=-999.5, keep_bits=7),
+        "e": ms.Variable(("time",), "complex64", codec="wasm", fill_value=complex(0.5, math.nan)),
+    }
+    # That of the text above with 7 for the null in the entry of "t".
+    assert described(variables=rounded).fingerprint() == (
+        "950ff90fac4f637d2693939e4b9651e08a89b720f033b80f5cdf8c3ee09d59ee"
+    )
+    was = '"dtype":"bool","fill_value":false'
+    assert CANONICAL.count(was) == 1
+    text = CANONICAL.replace(was, '"dtype":"datetime64[s]","fill_value":-9223372036854775808')
+    text = text.replace(
+        '"codecs":[{"name":"bytes"},{"configuration":{"blocksize":0,"clevel":5,"cname":"lz4",'
+        '"shuffle":"bitshuffle","typesize":1},"name":"blosc"},{"name":"crc32c"}]',
+        '"codecs":[{"configuration":{"endian":"little"},"name":"bytes"},'
+        '{"configuration":{"blocksize":0,"clevel":5,"cname":"lz4",'
+        '"shuffle":"shuffle","typesize":8},"name":"blosc"},{"name":"crc32c"}]',
+    )
+    timed = described(statics={"land": ms.Variable(("y", "x"), "M8[s]")})
+    assert timed.fingerprint() == hashlib.sha256(text.encode()).hexdigest()
+
+
 def test_the_fingerprint_of_fixed_times() -> None:
     """In indexed mode the text has the number of records, and the sha256 of their times as little-endian float64."""
     times = hashlib.sha256(struct.pack("<3d", -1.0, 0.25, 7.0)).hexdigest()
@@ -168,6 +192,10 @@ def same(a: StreamSchema, b: StreamSchema) -> bool:
         resolved(time=ms.AppendTime(units="s", calendar="360_day", attrs={"long_name": "model time"})),
         resolved(time=ms.IndexedTime([1.5, 2.5, 9], units="s", calendar="360_day", attrs={"long_name": "model time"})),
         resolved(statics={"scalar": ms.Variable((), "float64", fill_value=-0.0)}, coords={}),
+        described(
+            statics={"s": ms.Variable(("y", "x"), "f8", keep_bits=9), "d": ms.Variable((), "m8[h]")},
+            coords={"y": ms.Coordinate(("y",), np.arange(4).astype("M8[D]"))},
+        ),
         resolved(coords={"name": ms.Coordinate((), 5, attrs={"a": 1}), "x": ms.Coordinate(("x",), np.arange(6.0))}),
     ],
 )
@@ -231,6 +259,15 @@ def test_a_fill_value_beyond_its_dtype_is_damage(value) -> None:
         StreamSchema.from_json(replaced(DOCUMENT, ("arrays", 0, "fill_value"), value))
     infinite = StreamSchema.from_json(replaced(DOCUMENT, ("arrays", 0, "fill_value"), "Infinity"))
     assert infinite.arrays["temperature"].fill == np.inf
+
+
+def test_coordinates_are_not_rounded() -> None:
+    """Bits to keep in one are damage."""
+    for array in DOCUMENT["arrays"]:
+        at = DOCUMENT["arrays"].index(array)
+        if array["name"] in DOCUMENT["coords"]:
+            with pytest.raises(FormatError, match="has keep_bits 7"):
+                StreamSchema.from_json(replaced(DOCUMENT, ("arrays", at, "keep_bits"), 7))
 
 
 @given(values)
