@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from mpistream.block import as_array, keeps_values
 from mpistream.description import Coordinate, Shape
 from mpistream.errors import FormatError, SchemaError
 from mpistream.grid import ShardGrid
-from mpistream.names import check_name, fill_to_json, json_value, stored_dtype
+from mpistream.names import check_name, dtype_name, fill_to_json, json_value, stored_dtype
+from mpistream.strings import is_string, string_array
 from mpistream.zarr3.codecs import MAX_CHUNK_NBYTES, ChunkCodec, profile_chain
 from mpistream.zarr3.shard import ShardSpec
 
@@ -31,7 +31,6 @@ __all__ = [
     "coordinate_chunks",
     "coordinate_values",
     "shape_over",
-    "with_coordinates_attribute",
 ]
 
 # On disk. Do not change; see FORMAT.md. Records a chunk of the time coordinate and of variables over time alone.
@@ -86,9 +85,14 @@ class ArraySpec:
         return self.dims[1:] if self.has_time else self.dims
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the owner writes it at once, in plain chunks: Zarr has no shard of an array without dims."""
+        return self.role is Role.COORDINATE or (self.role is Role.STATIC and (not self.dims or is_string(self.dtype)))
+
+    @property
     def is_sharded(self) -> bool:
         """Whether ranks write it in shards."""
-        return self.role in (Role.VARIABLE, Role.STATIC)
+        return self.role in (Role.VARIABLE, Role.STATIC) and not self.is_whole
 
     @property
     def is_resolved(self) -> bool:
@@ -145,7 +149,7 @@ class ArraySpec:
             "name": self.name,
             "role": self.role.value,
             "dims": list(self.dims),
-            "dtype": self.dtype.name,
+            "dtype": dtype_name(self.dtype),
             "fill_value": fill_to_json(self.fill),
             "attrs": dict(self.attrs),
             "codecs": [dict(c) for c in self.chain],
@@ -259,17 +263,6 @@ def checked_array_dims(
     return dims
 
 
-def with_coordinates_attribute(arrays: dict[str, ArraySpec], coords: Mapping[str, Coordinate]) -> dict[str, ArraySpec]:
-    """Name the auxiliary coordinates in each array's ``coordinates`` attribute (CF conventions, section 5)."""
-    auxiliary = [n for n in coords if arrays[n].dims != (n,)]
-    for name, array in arrays.items():
-        fitting = [n for n in auxiliary if set(arrays[n].dims) <= set(array.dims)]
-        if name not in coords and fitting and "coordinates" not in array.attrs:
-            attrs = MappingProxyType({**array.attrs, "coordinates": " ".join(fitting)})
-            arrays[name] = replace(array, attrs=attrs)
-    return arrays
-
-
 def coordinate_values(name: str, item: Coordinate, shape: tuple[int, ...]) -> NDArray[Any]:
     """Return the values of a coordinate in its dtype on disk, as a read-only copy.
 
@@ -280,11 +273,15 @@ def coordinate_values(name: str, item: Coordinate, shape: tuple[int, ...]) -> ND
     SchemaError
         Kind ``shape`` or ``dtype``.
     """
+    wanted = None if item.dtype is None else stored_dtype(f"coordinate {name!r}", item.dtype)
     given = as_array(f"coordinate {name!r}", item.values)
+    if _is_text(given) if wanted is None else is_string(wanted):
+        given = string_array(f"coordinate {name!r}", item.values, wanted)
     if given.shape != shape:
         raise SchemaError(f"coordinate {name!r}: values of shape {given.shape}, its dims have {shape}", kind="shape")
-    dtype = stored_dtype(f"coordinate {name!r}", given.dtype if item.dtype is None else item.dtype)
-    if given.dtype.kind == "c" and dtype.kind != "c":
+    dtype = stored_dtype(f"coordinate {name!r}", given.dtype) if wanted is None else wanted
+    # numpy would parse strings as numbers.
+    if (given.dtype.kind == "c" and dtype.kind != "c") or (given.dtype.kind in "SUT" and not is_string(dtype)):
         values = None
     else:
         with np.errstate(all="ignore"):
@@ -298,6 +295,11 @@ def coordinate_values(name: str, item: Coordinate, shape: tuple[int, ...]) -> ND
         )
     values.flags.writeable = False
     return values
+
+
+def _is_text(given: NDArray[Any]) -> bool:
+    """An array of objects may hold strings, or something else that has a message of its own."""
+    return given.dtype.kind in "SUT" or (given.dtype.kind == "O" and any(isinstance(x, str) for x in given.flat))
 
 
 def codec_chain(name: str, codec: Any, dtype: np.dtype[Any]) -> tuple[Mapping[str, Any], ...]:
@@ -318,6 +320,9 @@ def codec_chain(name: str, codec: Any, dtype: np.dtype[Any]) -> tuple[Mapping[st
         )
     try:
         chain = [json_value(f"codec {c.get('name')!r}", c) for c in codec]
+        # A chain that is meant for all arrays of a schema.
+        if dtype.kind == "T" and chain[:1] and chain[0].get("name") == "bytes":
+            chain[0] = {"name": "vlen-utf8"}
         # What we write can always be verified, by every reader.
         if chain[-1:] and chain[-1].get("name") != "crc32c":
             chain.append({"name": "crc32c"})

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.errors import SchemaError
+from mpistream.strings import is_string, string_array
 
 __all__ = ["as_array", "check_block", "check_time", "keeps_values"]
 
@@ -23,7 +24,7 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
     name
         The variable, for messages.
     value
-        Array of any strides and byte order, or a Python scalar, which broadcasts.
+        Array of any strides and byte order, or a Python scalar, which broadcasts; for strings sequences, too.
     shape
         The block's shape, without time.
     dtype
@@ -35,7 +36,8 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
         Kind ``shape`` or ``dtype``. Rounding of floats to fewer bits is allowed; whatever else could change
         a value is refused, with the cast to write if it is meant.
     """
-    if isinstance(value, bool | int | float | complex):
+    is_text = is_string(dtype)
+    if not is_text and isinstance(value, bool | int | float | complex):
         return np.broadcast_to(_scalar(name, value, dtype), shape)
     if np.ma.is_masked(value):
         # The values under a mask are undefined, and Zarr has no mask: what stands there is for the model to say.
@@ -43,7 +45,9 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
             f"variable {name!r}: the block is masked; pass block.filled(value) with the variable's fill value",
             kind="mask",
         )
-    block = as_array(f"variable {name!r}", value)
+    block = string_array(f"variable {name!r}", value, dtype) if is_text else as_array(f"variable {name!r}", value)
+    if isinstance(value, str) and is_text:
+        return np.broadcast_to(block, shape)
     # A model may give an empty rank any block without cells.
     if block.size == 0 and 0 in shape and block.ndim == len(shape):
         block = block.reshape(shape)

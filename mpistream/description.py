@@ -49,6 +49,8 @@ def _check_time(time: AppendTime | IndexedTime) -> None:
     for name in json_object("time attributes", time.attrs):
         if name in ("units", "calendar"):
             raise SchemaError(f"time attribute {name!r} stands in attrs; give {name}=", kind="time")
+        if name == "_FillValue":
+            raise SchemaError("time attribute '_FillValue': a time is never missing; leave it out", kind="time")
 
 
 class IndexedTime:

@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.errors import SchemaError
+from mpistream.strings import is_string, string_array, string_dtype
 
 __all__ = [
     "DTYPES",
     "canonical_json",
     "check_name",
+    "dtype_name",
     "fill_array",
     "fill_from_json",
     "fill_to_json",
@@ -29,6 +31,8 @@ DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
+
+_KNOWN = f"{', '.join(DTYPES)}, or for strings str or 'U<n>'"
 
 # Far beyond any attribute, far below where Python's own json gives up.
 _MAX_DEPTH = 64
@@ -142,12 +146,24 @@ def stored_dtype(what: str, dtype: Any) -> np.dtype[Any]:
         Kind ``dtype`` for one that is not among `DTYPES`.
     """
     try:
+        if (text := string_dtype(dtype)) is not None:
+            return text
         found: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     except Exception as error:  # numpy raises TypeError, ValueError, SyntaxError, UnicodeError
-        raise SchemaError(f"{what}: {dtype!r} is not a dtype; use one of {', '.join(DTYPES)}", kind="dtype") from error
+        raise SchemaError(f"{what}: {dtype!r} is not a dtype; use one of {_KNOWN}", kind="dtype") from error
     if found.name not in DTYPES:
-        raise SchemaError(f"{what}: dtype {found.name} is not supported; use one of {', '.join(DTYPES)}", kind="dtype")
+        raise SchemaError(f"{what}: dtype {found.name} is not supported; use one of {_KNOWN}", kind="dtype")
     return found
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype that `stored_dtype` takes, in the manifest and in messages.
+
+    Not collective.
+    """
+    if is_string(dtype):
+        return "string" if dtype.kind == "T" else dtype.str[1:]
+    return dtype.name
 
 
 def json_object(what: str, value: Any) -> dict[str, Any]:
@@ -167,7 +183,7 @@ def json_object(what: str, value: Any) -> dict[str, Any]:
 
 
 def fill_array(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]:
-    """Return the fill value as a 0-d array; by default NaN for floats, 0 otherwise.
+    """Return the fill value as a 0-d array; by default NaN for floats, an empty string for strings, 0 otherwise.
 
     Not collective.
 
@@ -176,6 +192,8 @@ def fill_array(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]
     SchemaError
         Kind ``fill_value`` when ``dtype`` can't hold the value.
     """
+    if is_string(dtype):
+        return _fill_string(what, dtype, fill_value)
     if fill_value is None:
         return np.array(np.nan if dtype.kind == "f" else 0, dtype)
     fill = np.zeros((), dtype)
@@ -198,6 +216,16 @@ def fill_array(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]
     if dtype.kind in "fc":
         parts[np.isnan(parts)] = np.nan
     return parts.view(dtype).reshape(())
+
+
+def _fill_string(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]:
+    try:
+        fill = string_array(f"{what}: fill value", "" if fill_value is None else fill_value, dtype)
+    except SchemaError as error:
+        raise SchemaError(error.message, kind="fill_value") from error
+    if fill.shape != ():
+        raise SchemaError(f"{what}: fill value {fill_value!r} is not one string", kind="fill_value")
+    return fill
 
 
 def _float_to_json(value: float) -> float | str:
@@ -224,6 +252,8 @@ def fill_from_json(dtype: np.dtype[Any], value: Any) -> NDArray[Any]:
 
     Not collective.
     """
+    if is_string(dtype):
+        return _fill_string("damaged", dtype, value)
     # A finite number beyond the dtype's range is damage, an ArithmeticError here.
     with np.errstate(over="raise"):
         if dtype.kind == "c":
