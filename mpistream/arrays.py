@@ -320,9 +320,13 @@ def codec_chain(name: str, codec: Any, dtype: np.dtype[Any]) -> tuple[Mapping[st
         )
     try:
         chain = [json_value(f"codec {c.get('name')!r}", c) for c in codec]
-        # A chain that is meant for all arrays of a schema.
-        if dtype.kind == "T" and chain[:1] and chain[0].get("name") == "bytes":
-            chain[0] = {"name": "vlen-utf8"}
+        # A chain that is meant for all arrays of a schema: strings of any length have another serializer, and only
+        # where a value has several bytes a byte order stands in it, and must.
+        if chain[:1] and chain[0].get("name") == "bytes":
+            if dtype.kind == "T":
+                chain[0] = {"name": "vlen-utf8"}
+            elif dtype.itemsize > 1 and not chain[0].get("configuration"):
+                chain[0] = {"name": "bytes", "configuration": {"endian": "little"}}
         # What we write can always be verified, by every reader.
         if chain[-1:] and chain[-1].get("name") != "crc32c":
             chain.append({"name": "crc32c"})

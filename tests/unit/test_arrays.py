@@ -187,6 +187,20 @@ def test_every_chain_ends_with_a_checksum() -> None:
         assert [dict(c) for c in codec_chain("t", given_, dtype)] == list(expected)
 
 
+def test_a_chain_for_all_arrays_has_the_serializer_of_each() -> None:
+    """Codec ``bytes`` 1.0: a byte order is required of several bytes and has no meaning for one; text has its own."""
+    crc = {"name": "crc32c"}
+    for dtype, serializer in (
+        ("float32", CHAIN[0]),
+        ("U3", CHAIN[0]),
+        ("int8", {"name": "bytes"}),
+        (np.dtypes.StringDType(), {"name": "vlen-utf8"}),
+    ):
+        assert [dict(c) for c in codec_chain("t", [{"name": "bytes"}], np.dtype(dtype))] == [serializer, crc]
+    big = {"name": "bytes", "configuration": {"endian": "big"}}
+    assert codec_chain("t", [big], np.dtype("float32"))[0] == big
+
+
 @pytest.mark.parametrize(
     ("codec", "message"),
     [
