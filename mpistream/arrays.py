@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,17 @@ from mpistream.block import as_array, keeps_values
 from mpistream.description import Coordinate, Shape
 from mpistream.errors import FormatError, SchemaError
 from mpistream.grid import ShardGrid
-from mpistream.names import TIME_UNITS, cast_times, check_name, fill_to_json, json_object, json_value, stored_dtype
+from mpistream.names import (
+    TIME_UNITS,
+    cast_times,
+    check_name,
+    dtype_name,
+    fill_to_json,
+    json_value,
+    stored_dtype,
+)
 from mpistream.rounding import Rounding
+from mpistream.strings import is_string, string_array
 from mpistream.zarr3.codecs import MAX_CHUNK_NBYTES, ChunkCodec, profile_chain
 from mpistream.zarr3.shard import ShardSpec
 
@@ -28,22 +36,18 @@ __all__ = [
     "Role",
     "check_layout",
     "checked_array_dims",
-    "checked_attrs",
     "checked_dims",
     "codec_chain",
     "coordinate_chunks",
     "coordinate_values",
     "shape_over",
-    "with_coordinates_attribute",
 ]
 
 # On disk. Do not change; see FORMAT.md. Records a chunk of the time coordinate and of variables over time alone.
 SERIES_CHUNK = 1024
 # The quantization variable (CF conventions, section 8.4.1): an array without dims and values that carries attributes.
 QUANTIZATION_NAME = "quantization_info"
-# Attributes that follow from the dtype or from keep_bits, in documents only.
-_TIME_ATTRS = ("units", "calendar", "dtype", "_FillValue")
-_QUANTIZATION_ATTRS = ("quantization", "quantization_nsb")
+
 
 # A coordinate that the owner writes is one chunk, or several of at most this size.
 _COORDINATE_CHUNK_NBYTES = 64 * 1024 * 1024
@@ -98,9 +102,14 @@ class ArraySpec:
         return self.dims[1:] if self.has_time else self.dims
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the owner writes it at once, in plain chunks: Zarr has no shard of an array without dims."""
+        return self.role is Role.COORDINATE or (self.role is Role.STATIC and (not self.dims or is_string(self.dtype)))
+
+    @property
     def is_sharded(self) -> bool:
         """Whether ranks write it in shards."""
-        return self.role in (Role.VARIABLE, Role.STATIC)
+        return self.role in (Role.VARIABLE, Role.STATIC) and not self.is_whole
 
     @property
     def is_resolved(self) -> bool:
@@ -184,7 +193,7 @@ class ArraySpec:
             "name": self.name,
             "role": self.role.value,
             "dims": list(self.dims),
-            "dtype": self.dtype.name,
+            "dtype": dtype_name(self.dtype),
             "fill_value": fill_to_json(self.fill),
             "keep_bits": self.keep_bits,
             "attrs": dict(self.attrs),
@@ -299,17 +308,6 @@ def checked_array_dims(
     return dims
 
 
-def with_coordinates_attribute(arrays: dict[str, ArraySpec], coords: Mapping[str, Coordinate]) -> dict[str, ArraySpec]:
-    """Name the auxiliary coordinates in each array's ``coordinates`` attribute (CF conventions, section 5)."""
-    auxiliary = [n for n in coords if arrays[n].dims != (n,)]
-    for name, array in arrays.items():
-        fitting = [n for n in auxiliary if set(arrays[n].dims) <= set(array.dims)]
-        if name not in coords and fitting and "coordinates" not in array.attrs:
-            attrs = MappingProxyType({**array.attrs, "coordinates": " ".join(fitting)})
-            arrays[name] = replace(array, attrs=attrs)
-    return arrays
-
-
 def coordinate_values(name: str, item: Coordinate, shape: tuple[int, ...]) -> NDArray[Any]:
     """Return the values of a coordinate in its dtype on disk, as a read-only copy.
 
@@ -320,10 +318,13 @@ def coordinate_values(name: str, item: Coordinate, shape: tuple[int, ...]) -> ND
     SchemaError
         Kind ``shape`` or ``dtype``.
     """
+    wanted = None if item.dtype is None else stored_dtype(f"coordinate {name!r}", item.dtype)
     given = as_array(f"coordinate {name!r}", item.values)
+    if _is_text(given) if wanted is None else is_string(wanted):
+        given = string_array(f"coordinate {name!r}", item.values, wanted)
     if given.shape != shape:
         raise SchemaError(f"coordinate {name!r}: values of shape {given.shape}, its dims have {shape}", kind="shape")
-    dtype = stored_dtype(f"coordinate {name!r}", given.dtype if item.dtype is None else item.dtype)
+    dtype = stored_dtype(f"coordinate {name!r}", given.dtype) if wanted is None else wanted
     values = _cast_values(given, dtype)
     if values is None:
         raise SchemaError(
@@ -338,7 +339,8 @@ def _cast_values(given: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | No
     if given.dtype.kind in "mM" or dtype.kind in "mM":
         cast = cast_times(given, dtype)
         return None if cast is None else np.array(cast, order="C")
-    if given.dtype.kind == "c" and dtype.kind != "c":
+    # numpy would parse strings as numbers.
+    if (given.dtype.kind == "c" and dtype.kind != "c") or (given.dtype.kind in "SUT" and not is_string(dtype)):
         return None
     with np.errstate(all="ignore"):
         values = np.array(given, dtype, order="C")
@@ -347,27 +349,9 @@ def _cast_values(given: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | No
     return values if is_same else None
 
 
-def checked_attrs(name: str, attrs: Any, dtype: np.dtype[Any], keep_bits: int | None) -> dict[str, Any]:
-    """Return an array's attributes as plain JSON types.
-
-    Not collective.
-
-    Raises
-    ------
-    SchemaError
-        Kind ``attribute`` for what JSON has no form for, and for attributes that follow from the rest.
-    """
-    checked = json_object(f"variable {name!r}, attributes", attrs)
-    derived = [
-        *((a, f"dtype {dtype.name}") for a in (_TIME_ATTRS if dtype.kind in "mM" else ())),
-        *((a, "keep_bits") for a in (_QUANTIZATION_ATTRS if keep_bits is not None else ())),
-    ]
-    for attribute, reason in derived:
-        if attribute in checked:
-            raise SchemaError(
-                f"variable {name!r}, attribute {attribute!r}: it follows from {reason}; leave it out", kind="attribute"
-            )
-    return checked
+def _is_text(given: NDArray[Any]) -> bool:
+    """An array of objects may hold strings, or something else that has a message of its own."""
+    return given.dtype.kind in "SUT" or (given.dtype.kind == "O" and any(isinstance(x, str) for x in given.flat))
 
 
 def codec_chain(
@@ -390,6 +374,13 @@ def codec_chain(
         )
     try:
         chain = [json_value(f"codec {c.get('name')!r}", c) for c in codec]
+        # A chain that is meant for all arrays of a schema: strings of any length have another serializer, and only
+        # where a value has several bytes a byte order stands in it, and must.
+        if chain[:1] and chain[0].get("name") == "bytes":
+            if dtype.kind == "T":
+                chain[0] = {"name": "vlen-utf8"}
+            elif dtype.itemsize > 1 and not chain[0].get("configuration"):
+                chain[0] = {"name": "bytes", "configuration": {"endian": "little"}}
         # What we write can always be verified, by every reader.
         if chain[-1:] and chain[-1].get("name") != "crc32c":
             chain.append({"name": "crc32c"})

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mpistream.errors import SchemaError
 from mpistream.names import cast_times
+from mpistream.strings import is_string, string_array
 
 __all__ = ["as_array", "check_block", "check_time", "keeps_values"]
 
@@ -29,7 +30,7 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
         The variable, for messages.
     value
         Array of any strides and byte order, what gives one by ``__array__`` or, in this process's memory, by
-        ``__dlpack__``, or a Python scalar, datetime64 or timedelta64, which broadcast.
+        ``__dlpack__``, or a Python scalar, datetime64 or timedelta64, which broadcast; for strings sequences, too.
     shape
         The block's shape, without time.
     dtype
@@ -41,9 +42,10 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
         Kind ``shape``, ``dtype``, ``device`` or ``mask``. Rounding of floats to fewer bits is allowed; whatever else
         could change a value is refused, with the cast to write if it is meant.
     """
+    is_text = is_string(dtype)
     if isinstance(value, np.datetime64 | np.timedelta64):
         value = np.broadcast_to(np.asarray(value), shape)
-    elif isinstance(value, bool | int | float | complex):
+    elif not is_text and isinstance(value, bool | int | float | complex):
         return np.broadcast_to(_scalar(name, value, dtype), shape)
     if np.ma.is_masked(value):
         # The values under a mask are undefined, and Zarr has no mask: what stands there is for the model to say.
@@ -51,7 +53,9 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
             f"variable {name!r}: the block is masked; pass block.filled(value) with the variable's fill value",
             kind="mask",
         )
-    block = as_array(f"variable {name!r}", value)
+    block = string_array(f"variable {name!r}", value, dtype) if is_text else as_array(f"variable {name!r}", value)
+    if isinstance(value, str) and is_text:
+        return np.broadcast_to(block, shape)
     # A model may give an empty rank any block without cells.
     if block.size == 0 and 0 in shape and block.ndim == len(shape):
         block = block.reshape(shape)

@@ -50,6 +50,8 @@ def _check_time(time: AppendTime | IndexedTime) -> None:
     for name in json_object("time attributes", time.attrs):
         if name in ("units", "calendar"):
             raise SchemaError(f"time attribute {name!r} stands in attrs; give {name}=", kind="time")
+        if name == "_FillValue":
+            raise SchemaError("time attribute '_FillValue': a time is never missing; leave it out", kind="time")
 
 
 class IndexedTime:
@@ -114,9 +116,10 @@ class Variable:
     dims
         Names of its dims, the time dim first; a static has no time dim.
     dtype
-        Dtype on disk.
+        Dtype on disk. For a static without partitioned dims also ``str``, or ``"U8"`` for up to 8 characters.
     attrs
-        Attributes; numpy scalars and arrays are converted.
+        Attributes; numpy scalars and arrays are converted. ``_FillValue`` gets the form that xarray reads, and is the
+        fill value if there is no other; ``bounds`` names an array of the schema.
     shard_shape, chunk_shape
         Shard and inner chunk, as mapping dim -> length or as a sequence over ``dims``; what is left out
         comes from the schema or from the default layout.
@@ -124,7 +127,7 @@ class Variable:
         A profile name, or a Zarr v3 codec chain, which gets a ``crc32c`` at its end if it has none; the schema's by
         default.
     fill_value
-        By default NaN for floats, NaT for datetime64 and timedelta64, 0 otherwise.
+        By default NaN for floats, NaT for datetime64 and timedelta64, an empty string for strings, 0 otherwise.
     keep_bits
         Of a float variable or static: round mantissas to so many explicit bits before they are encoded, to nearest
         with ties to even, which can lead to infinity. NaN, infinities and the fill value are kept. By default
@@ -152,11 +155,11 @@ class Coordinate:
     values
         The whole array, the same on every rank, written by the owner; None: each rank writes its part.
     dtype
-        Dtype on disk; that of ``values`` by default.
+        Dtype on disk; that of ``values`` by default. ``str`` is for strings of any length.
     attrs
-        Attributes.
+        Attributes, as in `Variable`.
     fill_value
-        By default NaN for floats, NaT for datetime64 and timedelta64, 0 otherwise.
+        As in `Variable`.
     digest
         In a schema that comes from a store, the digest of values that lie there; not to be given.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,8 +77,8 @@ def prove_epoch(schema: StreamSchema, regions: Sequence[Region]) -> EpochState:
     """
     boxes = assign_writers(schema, regions)
     n_cells = {name: tuple(sum(map(box_n_cells, b)) for b in by_writer) for name, by_writer in boxes.items()}
-    # A variable over time alone has no shards: the owner writes one cell of it a record.
+    # What has no shards is the owner's: one cell a record of a variable over time alone, a static that is whole.
     for array in schema.arrays.values():
-        if array.role is Role.SERIES:
-            n_cells[array.name] = (1, *[0] * (len(regions) - 1))
+        if array.role is Role.SERIES or (array.role is Role.STATIC and array.is_whole):
+            n_cells[array.name] = (math.prod(array.shape), *[0] * (len(regions) - 1))
     return EpochState(regions=tuple(regions), boxes=boxes, n_cells=n_cells)

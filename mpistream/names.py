@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.errors import SchemaError
+from mpistream.strings import is_string, string_array, string_dtype
 
 __all__ = [
     "DTYPES",
@@ -18,6 +19,7 @@ __all__ = [
     "canonical_json",
     "cast_times",
     "check_name",
+    "dtype_name",
     "fill_array",
     "fill_from_json",
     "fill_to_json",
@@ -42,6 +44,10 @@ TIME_UNITS: Mapping[str, str] = {
     "us": "microseconds",
     "ns": "nanoseconds",
 }
+
+_KNOWN = (
+    f"{', '.join(DTYPES)}, datetime64[...] or timedelta64[...] in {', '.join(TIME_UNITS)}, or for strings str or 'U<n>'"
+)
 
 # Far beyond any attribute, far below where Python's own json gives up.
 _MAX_DEPTH = 64
@@ -154,19 +160,30 @@ def stored_dtype(what: str, dtype: Any) -> np.dtype[Any]:
     SchemaError
         Kind ``dtype`` for one that is neither among `DTYPES` nor datetime64 or timedelta64 in one of `TIME_UNITS`.
     """
-    usable = f"use one of {', '.join(DTYPES)}, datetime64[...] or timedelta64[...] in {', '.join(TIME_UNITS)}"
     try:
+        if (text := string_dtype(dtype)) is not None:
+            return text
         found: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     except Exception as error:  # numpy raises TypeError, ValueError, SyntaxError, UnicodeError
-        raise SchemaError(f"{what}: {dtype!r} is not a dtype; {usable}", kind="dtype") from error
+        raise SchemaError(f"{what}: {dtype!r} is not a dtype; use one of {_KNOWN}", kind="dtype") from error
     if found.kind in "mM":
         unit, count = np.datetime_data(found)
         is_known = unit in TIME_UNITS and count == 1
     else:
         is_known = found.name in DTYPES
     if not is_known:
-        raise SchemaError(f"{what}: dtype {found.name} is not supported; {usable}", kind="dtype")
+        raise SchemaError(f"{what}: dtype {found.name} is not supported; use one of {_KNOWN}", kind="dtype")
     return found
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype that `stored_dtype` takes, in the manifest and in messages.
+
+    Not collective.
+    """
+    if is_string(dtype):
+        return "string" if dtype.kind == "T" else dtype.str[1:]
+    return dtype.name
 
 
 def json_object(what: str, value: Any) -> dict[str, Any]:
@@ -186,7 +203,7 @@ def json_object(what: str, value: Any) -> dict[str, Any]:
 
 
 def fill_array(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]:
-    """Return the fill value as a 0-d array; by default NaN for floats, NaT for times, 0 otherwise.
+    """Return the fill value as a 0-d array; by default NaN, NaT, an empty string or 0, as the dtype is.
 
     Not collective.
 
@@ -195,6 +212,8 @@ def fill_array(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]
     SchemaError
         Kind ``fill_value`` when ``dtype`` can't hold the value.
     """
+    if is_string(dtype):
+        return _fill_string(what, dtype, fill_value)
     if dtype.kind in "mM":
         return _time_fill(what, dtype, fill_value)
     if fill_value is None:
@@ -256,6 +275,16 @@ def _time_fill(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]
     return np.array(fill, dtype)
 
 
+def _fill_string(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]:
+    try:
+        fill = string_array(f"{what}: fill value", "" if fill_value is None else fill_value, dtype)
+    except SchemaError as error:
+        raise SchemaError(error.message, kind="fill_value") from error
+    if fill.shape != ():
+        raise SchemaError(f"{what}: fill value {fill_value!r} is not one string", kind="fill_value")
+    return fill
+
+
 def _float_to_json(value: float) -> float | str:
     if math.isnan(value):
         return "NaN"
@@ -280,6 +309,8 @@ def fill_from_json(dtype: np.dtype[Any], value: Any) -> NDArray[Any]:
 
     Not collective.
     """
+    if is_string(dtype):
+        return _fill_string("damaged", dtype, value)
     # A finite number beyond the dtype's range is damage, an ArithmeticError here.
     with np.errstate(over="raise"):
         if dtype.kind in "mM":

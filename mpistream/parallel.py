@@ -246,7 +246,8 @@ class StreamWriter:
         name
             The static. It is committed whole, once.
         array
-            This rank's block, as in `write_record`.
+            This rank's block, as in `write_record`. Without partitioned dims, and so for strings, rank 0's counts; the
+            other ranks may pass it or leave the call out.
 
         Raises
         ------

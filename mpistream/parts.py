@@ -29,6 +29,7 @@ from mpistream.region import Region
 from mpistream.resuming import read_manifest
 from mpistream.schema import StreamSchema
 from mpistream.store import Store, open_store
+from mpistream.tiling import Box
 from mpistream.token import CommitReceipt, CommitToken
 
 __all__ = ["PartWriter", "write_open_part"]
@@ -227,11 +228,15 @@ def write_open_part(
 
 def _own_share(schema: StreamSchema, writer: int, region: Region) -> Share:
     """Return what a part writes that does not know the others' regions."""
-    boxes = {}
+    boxes: dict[str, tuple[Box, ...]] = {}
     for array in schema.arrays.values():
         if not array.is_sharded:
             continue
         lacks = set(schema.partitioned_dims) - set(array.space_dims)
+        if lacks == set(schema.partitioned_dims) and array.is_resolved:
+            # The owner writes it, whatever the regions are.
+            boxes[array.name] = (tuple((0, n) for n in array.shape),) if writer == 0 else ()
+            continue
         if lacks or not array.is_resolved:
             what = f"lacks the dims {sorted(lacks)}" if lacks else "has no shard_shape and chunk_shape"
             raise SchemaError(

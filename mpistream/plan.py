@@ -45,6 +45,10 @@ class Plan:
         )
 
 
+def _is_partitioned(schema: StreamSchema, name: str) -> bool:
+    return not set(schema.partitioned_dims).isdisjoint(schema.arrays[name].dims)
+
+
 def _size(nbytes: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024:  # noqa: PLR2004
@@ -101,7 +105,8 @@ def plan(schema: StreamSchema, regions: Iterable[Region]) -> Plan:
         max_writer_nbytes_per_record=max(record),
         max_object_nbytes=max(shards.values(), default=0),
         writer_memory_nbytes=max(memory),
-        warnings=_warnings(schema, shards, objects),
+        # What is not partitioned is small, and is written by one rank.
+        warnings=_warnings(schema, {n: b for n, b in shards.items() if _is_partitioned(schema, n)}, objects),
     )
 
 

@@ -110,6 +110,8 @@ class RankWriter:
                 self._shapes[array.name] = tuple(b - a for a, b in box)
                 if array.role is Role.VARIABLE:
                     self._rows[array.name] = self._shard_rows(array)
+            else:
+                self._shapes[array.name] = array.shape
         # Invariant: at most one object a key. A row that has grown replaces the object it was before.
         self._objects: dict[str, StagedObject] = {}
         self._broken: BaseException | None = None
@@ -338,7 +340,7 @@ class RankWriter:
             raise SchemaError(f"static {name!r} is {state} already; it is written once", kind="static")
         block = check_block(name, value, self._shapes[name], array.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
-            if not array.dims:
+            if array.is_whole:
                 values = rounded(array, block)
                 objects = encode_whole(array, self.schema.key_separator, values) if self.writer == 0 else []
             else:

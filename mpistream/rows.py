@@ -254,7 +254,9 @@ def encode_whole(array: ArraySpec, separator: str, values: NDArray[Any]) -> list
     chunks = array.resolved_chunk_shape
     objects = []
     for index in np.ndindex(*(-(-n // c) for n, c in zip(values.shape, chunks, strict=True))):
-        part = values[tuple(slice(i * c, (i + 1) * c) for i, c in zip(index, chunks, strict=True))]
+        # With ... an array without dims gives an array, not its string.
+        where: tuple[Any, ...] = (..., *(slice(i * c, (i + 1) * c) for i, c in zip(index, chunks, strict=True)))
+        part = values[where]
         chunk = np.full(chunks, array.fill, codec.stored_dtype)
         chunk[tuple(slice(n) for n in part.shape)] = part
         pieces = codec.encode(chunk)

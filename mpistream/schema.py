@@ -25,19 +25,19 @@ from mpistream.arrays import (
     Role,
     check_layout,
     checked_array_dims,
-    checked_attrs,
     checked_dims,
     codec_chain,
     coordinate_chunks,
     coordinate_values,
     shape_over,
-    with_coordinates_attribute,
 )
+from mpistream.cf import boundary_variables, checked_attrs, with_coordinates_attribute, with_encoded_fill_value
 from mpistream.description import AppendTime, Coordinate, IndexedTime, Shape, Variable
 from mpistream.errors import FormatError, SchemaError
 from mpistream.names import (
     canonical_json,
     check_name,
+    dtype_name,
     fill_array,
     fill_from_json,
     fill_to_json,
@@ -45,7 +45,8 @@ from mpistream.names import (
     stored_dtype,
 )
 from mpistream.rounding import checked_keep_bits
-from mpistream.zarr3.codecs import profile_chain
+from mpistream.strings import is_string
+from mpistream.zarr3.codecs import profile_chain, vlen_utf8
 
 __all__ = ["COMMITTED_NAME", "StreamSchema", "schema_fingerprint"]
 
@@ -63,6 +64,8 @@ def _digest(value: Any) -> str | None:
 
 
 def _values_digest(values: NDArray[Any]) -> str:
+    if values.dtype.kind == "T":
+        return hashlib.sha256(vlen_utf8(values)).hexdigest()
     return hashlib.sha256(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()).hexdigest()
 
 
@@ -134,8 +137,13 @@ class StreamSchema:
             None if s is None else dict(zip(self.dims, shape_over(what, tuple(self.dims), s, None), strict=True))
             for what, s in (("shard_shape", shard_shape), ("chunk_shape", chunk_shape))
         )
-        self.arrays: Mapping[str, ArraySpec] = MappingProxyType(self._all_arrays(sizes))
+        arrays = self._all_arrays(sizes)
+        self._bounds = boundary_variables(arrays, self.time_array)
+        self.arrays: Mapping[str, ArraySpec] = MappingProxyType(
+            with_coordinates_attribute(arrays, self.coords, self._bounds)
+        )
         self._check_names()
+        self._check_strings()
 
     def _all_arrays(self, sizes: Mapping[str, int]) -> dict[str, ArraySpec]:
         arrays: dict[str, ArraySpec] = {}
@@ -152,7 +160,7 @@ class StreamSchema:
                     is_given = isinstance(item, Coordinate) and (item.values is not None or item.digest is not None)
                     role = Role.COORDINATE if is_given else Role.STATIC
                 arrays[name] = self._array(name, role, item, sizes)
-        return with_coordinates_attribute(arrays, self.coords)
+        return arrays
 
     def _array(self, name: str, role: Role, item: Variable | Coordinate, sizes: Mapping[str, int]) -> ArraySpec:
         dims = checked_array_dims(name, role, item.dims, self.time_dim, sizes)
@@ -166,18 +174,28 @@ class StreamSchema:
             )
             raise SchemaError(f"variable {name!r} has {missing}", kind="dtype")
         dtype = values.dtype if values is not None else stored_dtype(f"variable {name!r}", item.dtype)
-        shard, chunk = self._array_layout(name, role, item, dims, shape, dtype.itemsize)
+        attrs, missing_value = with_encoded_fill_value(f"variable {name!r}", item.attrs, dtype)
+        fill_value = missing_value if item.fill_value is None else item.fill_value
+        shard, chunk = self._array_layout(name, role, item, dims, shape, dtype)
         own_codec, keep_bits = None, None
         if isinstance(item, Variable):
             own_codec, keep_bits = item.codec, checked_keep_bits(name, item.keep_bits, dtype)
+        fill = fill_array(f"variable {name!r}", dtype, fill_value)
+        if keep_bits is not None and missing_value is not None and fill.tobytes() != missing_value.tobytes():
+            # Only one of them could be kept when cells are rounded, and the other would no longer be missing.
+            raise SchemaError(
+                f"variable {name!r}: fill value {fill} and _FillValue {missing_value} differ, and keep_bits keeps one; "
+                "leave fill_value out",
+                kind="fill_value",
+            )
         return ArraySpec(
             name=name,
             role=role,
             dims=dims,
             shape=shape,
             dtype=dtype,
-            fill=fill_array(f"variable {name!r}", dtype, item.fill_value),
-            attrs=MappingProxyType(checked_attrs(name, item.attrs, dtype, keep_bits)),
+            fill=fill,
+            attrs=MappingProxyType(checked_attrs(name, attrs, dtype, keep_bits)),
             chain=codec_chain(name, own_codec or self.codec, dtype, keep_bits),
             shard_shape=shard,
             chunk_shape=chunk,
@@ -193,20 +211,25 @@ class StreamSchema:
         item: Variable | Coordinate,
         dims: tuple[str, ...],
         shape: tuple[int, ...],
-        itemsize: int,
+        dtype: np.dtype[Any],
     ) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
         if role is Role.SERIES:
             return (SERIES_CHUNK,), (SERIES_CHUNK,)
-        if role is Role.COORDINATE:
-            chunks = coordinate_chunks(shape, itemsize)
-            return chunks, chunks
         own = (item.shard_shape, item.chunk_shape) if isinstance(item, Variable) else (None, None)
+        if role is Role.COORDINATE or is_string(dtype):
+            if own != (None, None):
+                raise SchemaError(
+                    f"variable {name!r}: strings are written whole; leave shard_shape and chunk_shape out",
+                    kind="layout",
+                )
+            chunks = coordinate_chunks(shape, dtype.itemsize)
+            return chunks, chunks
         defaults = [
             None if d is None else {k: n for k, n in d.items() if k in dims and n is not None} for d in self._shapes
         ]
         shard = shape_over(f"variable {name!r}: shard_shape", dims, own[0], defaults[0])
         chunk = shape_over(f"variable {name!r}: chunk_shape", dims, own[1], defaults[1])
-        check_layout(name, dims, itemsize, shard, chunk)
+        check_layout(name, dims, dtype.itemsize, shard, chunk)
         return tuple(shard), tuple(chunk)
 
     def _check_names(self) -> None:
@@ -222,6 +245,23 @@ class StreamSchema:
                     "(CF conventions, coordinate variables); rename one of them",
                     kind="name",
                 )
+
+    def _check_strings(self) -> None:
+        for name, array in self.arrays.items():
+            partitioned = [d for d in array.space_dims if d in self.partitioned_dims]
+            if not is_string(array.dtype) or array.role is Role.COORDINATE or (not partitioned and array.is_whole):
+                continue
+            if array.has_time:
+                raise SchemaError(
+                    f"variable {name!r}: strings don't stream; write integers with the attributes flag_values and "
+                    "flag_meanings, or blobs",
+                    kind="dtype",
+                )
+            raise SchemaError(
+                f"static {name!r}: dim {partitioned[0]!r} is partitioned, and strings are written whole, the same on "
+                "every rank; give them as the values of a coordinate",
+                kind="dtype",
+            )
 
     @property
     def is_resolved(self) -> bool:
@@ -240,10 +280,14 @@ class StreamSchema:
 
     @property
     def partitioned_dims(self) -> tuple[str, ...]:
-        """The dims that regions are made of: those of streaming variables, without time, in schema order."""
-        used = {d for a in self.arrays.values() if a.has_time for d in a.space_dims}
+        """The dims that regions are made of: those of streaming variables, without time, in schema order.
+
+        Without such, those of statics. Boundary variables don't count: nobody decomposes vertices.
+        """
+        arrays = [a for a in self.arrays.values() if a.name not in self._bounds]
+        used = {d for a in arrays if a.has_time for d in a.space_dims}
         if not used:
-            used = {d for a in self.arrays.values() if a.is_sharded for d in a.space_dims}
+            used = {d for a in arrays if a.is_sharded for d in a.space_dims}
         return tuple(d for d in self.dims if d in used)
 
     @property
@@ -486,7 +530,7 @@ class StreamSchema:
                     "name": a.name,
                     "role": a.role.value,
                     "dims": list(a.dims),
-                    "dtype": a.dtype.name,
+                    "dtype": dtype_name(a.dtype),
                     "units": a.attrs.get("units"),
                     "fill_value": fill_to_json(a.fill),
                     "keep_bits": a.keep_bits,
@@ -506,7 +550,7 @@ class StreamSchema:
         Not collective.
         """
         described = [
-            [a.name, list(a.dims), a.dtype.name, a.digest]
+            [a.name, list(a.dims), dtype_name(a.dtype), a.digest]
             for a in sorted(self.arrays.values(), key=lambda a: a.name)
             if a.role is Role.COORDINATE
         ]

@@ -16,9 +16,9 @@ PACKAGE = ROOT / "mpistream"
 # The layers, lowest first. A module may import those of the rows above its own, and those to its left.
 LAYERS = """
     _version  errors  zarr3  refresher
-    names  times  block  rounding  tiling  ranges  options  local_store  store  memory_store  comm  agreement
+    strings  names  times  block  rounding  tiling  ranges  options  local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard  zarr3.splice
-    description  region  grid  arrays  schema
+    description  region  grid  arrays  cf  schema
     layout  plan  manifest  blobs  node
     zarr3.metadata  zarr3.snapshot  zarr3.document
     array_reader  foreign
@@ -41,6 +41,7 @@ PURE = {
     "arrays",
     "blobs",
     "block",
+    "cf",
     "commit",
     "description",
     "epoch",
@@ -55,6 +56,7 @@ PURE = {
     "region",
     "rounding",
     "schema",
+    "strings",
     "tiling",
     "times",
     "token",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import json
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pytest
 
@@ -21,8 +23,9 @@ from mpistream.commit import next_manifest, recover
 from mpistream.lease import Lease
 from mpistream.manifest import Manifest, layout_bytes
 from mpistream.memory_store import MemoryStore
-from mpistream.names import DTYPES, TIME_UNITS, check_name, fill_from_json, fill_to_json
+from mpistream.names import DTYPES, TIME_UNITS, check_name, fill_from_json, fill_to_json, stored_dtype
 from mpistream.rounding import Rounding
+from mpistream.strings import MAX_TEXT_NBYTES
 from mpistream.token import CommitReceipt
 from mpistream.zarr3.codecs import PROFILES, ChunkCodec, profile_chain
 from mpistream.zarr3.metadata import chunk_key, make_documents, make_group_document
@@ -233,6 +236,53 @@ def test_profile_for_bool() -> None:
     assert list(schema.arrays["v"].chain) == chain
 
 
+def test_profile_for_strings() -> None:
+    assert json.loads(example("profile for strings")) == {"fast": profile_chain("fast", np.dtypes.StringDType())}
+    assert profile_chain("fast", np.dtype("U9")) == profile_chain("fast", np.dtype("float32"))
+
+
+def test_strings_example() -> None:
+    """Its bytes are those of a chunk of the three strings, as numcodecs' own codec makes them."""
+    data = hex_of(example("strings"))
+    words = np.array(["a", "", "bé"], np.dtypes.StringDType())
+    codec = ChunkCodec(profile_chain("none", words.dtype), words.dtype)
+    assert b"".join(codec.encode(words)) == data
+    assert numcodecs.VLenUTF8().decode(data[:-4]).tolist() == words.tolist()
+    assert data[-4:] == crc32c_by_bits(data[:-4])
+
+
+def test_dtypes_of_strings() -> None:
+    """Their names in the manifest and their data types in the documents."""
+    schema = ms.StreamSchema(
+        dims={"time": None},
+        time=ms.AppendTime(units="days since 2000-01-01"),
+        variables={"v": ms.Variable(("time",), "float32")},
+        coords={"s": ms.Coordinate((), "a", dtype=str), "u": ms.Coordinate((), "a", dtype="U8")},
+    )
+    assert [a["dtype"] for a in schema.to_json()["arrays"]] == ["float32", "string", "U8"]
+    documents = {k: json.loads(d) for k, d in make_documents(schema).arrays(0, growing_only=False).items()}
+    assert documents["s/zarr.json"]["data_type"] == "string"
+    expected = {"name": "fixed_length_utf32", "configuration": {"length_bytes": 4 * 8}}
+    assert documents["u/zarr.json"]["data_type"] == expected
+
+
+def test_fill_value_attribute() -> None:
+    """Section 4: base64 of a float64, of two of them, or a number."""
+    given = {"float32": 0.1, "complex64": 1 - 2j, "int16": -7}
+    schema = ms.StreamSchema(
+        dims={"time": None},
+        time=ms.AppendTime(units="days since 2000-01-01"),
+        variables={d: ms.Variable(("time",), d, attrs={"_FillValue": v}) for d, v in given.items()},
+    )
+
+    def text(value: float) -> str:
+        return base64.b64encode(struct.pack("<d", value)).decode()
+
+    expected = {"float32": text(float(np.float32(0.1))), "complex64": [text(1.0), text(-2.0)], "int16": -7}
+    assert {n: a.attrs["_FillValue"] for n, a in schema.arrays.items()} == expected
+    assert [a.fill.item() for a in schema.arrays.values()] == [np.float32(0.1), 1 - 2j, -7]
+
+
 def test_time_has_the_profile_compact() -> None:
     time = make_schema().time_array
     assert list(time.chain) == profile_chain("compact", np.dtype("float64"))
@@ -300,15 +350,19 @@ def test_fill_values() -> None:
         ("complex64", "1 + infinity i"): complex(1.0, np.inf),
         ("datetime64[s]", "1970-01-02"): np.datetime64("1970-01-02", "s"),
         ("timedelta64[ns]", "NaT"): np.timedelta64("NaT", "ns"),
+        ("string", "no name"): "no name",
+        ("U8", "no name"): "no name",
     }
     rows = {
         (dtype.strip("`"), value): json.loads(text.strip("`")) for dtype, value, text in table("<!-- fill values -->")
     }
     assert list(rows) == list(values)
     for (dtype, value), text in rows.items():
-        fill = np.array(values[dtype, value], dtype)
+        stored = stored_dtype("v", dtype)
+        fill = np.array(values[dtype, value], stored)
         assert fill_to_json(fill) == text
-        assert fill_from_json(np.dtype(dtype), text).tobytes() == fill.tobytes()
+        found = fill_from_json(stored, text)
+        assert (found.dtype, repr(found)) == (stored, repr(fill))
 
 
 def test_fill_value_nan_has_one_bit_pattern() -> None:
@@ -694,6 +748,18 @@ def test_limits_of_chunks_and_shards(what: str, is_shard: bool) -> None:
         else:
             with pytest.raises(ms.SchemaError, match=str(n)):
                 check_layout("v", ["x"], 1, *shapes)
+
+
+def test_limit_of_strings() -> None:
+    """Each string counts with four bytes more; what a chunk claims may have the number in front besides."""
+    n = limit("strings of an array")
+    assert n == MAX_TEXT_NBYTES
+    codec = ChunkCodec(
+        [{"name": "vlen-utf8"}, {"name": "zstd", "configuration": {"level": 1}}], np.dtypes.StringDType()
+    )
+    for nbytes, message in ((n + 4, "it claims 0 strings"), (n + 5, f"at most {n + 4} are read")):
+        with pytest.raises(ms.FormatError, match=message):
+            codec.decode(bytes(numcodecs.Zstd().encode(bytes(nbytes))), (1,))
 
 
 def test_limit_of_names() -> None:

@@ -432,3 +432,37 @@ def test_what_is_no_number_is_no_time(t) -> None:
     with pytest.raises(SchemaError, match=r"^t = ") as caught:
         check_time(t, None)
     assert caught.value.kind == "time"
+
+
+# ---- strings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["U5", np.dtypes.StringDType()])
+def test_strings_are_good_input_where_strings_are_stored(dtype) -> None:
+    """Sequences and arrays of the shape; one string broadcasts, as a number does."""
+    dtype = np.dtype(dtype)
+    for value in (["a", "bé"], ("a", "bé"), np.array(["a", "bé"]), np.array(["a", "bé"], object)):
+        found = check_block("t", value, (2,), dtype)
+        assert (found.dtype, found.tolist()) == (dtype, ["a", "bé"])
+    found = check_block("t", "ab", (2, 2), dtype)
+    assert (found.dtype, found.tolist()) == (dtype, [["ab", "ab"], ["ab", "ab"]])
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "kind", "message"),
+    [
+        (5, "U5", "dtype", "variable 't': 5 is a int; give str"),
+        (["a", 1.5], "U5", "dtype", "variable 't': 1.5 is a float; give str"),
+        (["a"], "U5", "shape", "variable 't': block of shape (1,), this rank's region has (2,)"),
+        (["a", "abcdef"], "U5", "dtype", "variable 't': a string has 6 characters, U5 holds 5"),
+        ("abcdef", "U5", "dtype", "variable 't': a string has 6 characters, U5 holds 5"),
+        ("a", "float32", "shape", "variable 't': block of shape (), this rank's region has (2,)"),
+        (["1", "2"], "float32", "dtype", "variable 't': <U1 into float32 can lose values"),
+    ],
+)
+def test_text_and_numbers_are_not_taken_for_each_other(value, dtype, kind, message) -> None:
+    """Neither becomes the other on the way."""
+    with pytest.raises(SchemaError) as caught:
+        check_block("t", value, (2,), np.dtype(dtype))
+    assert str(caught.value).startswith(message)
+    assert caught.value.kind == kind

@@ -19,7 +19,7 @@ from mpistream.layout import assign_writers, decompose, resolve_layout
 from mpistream.plan import plan
 from mpistream.region import Region
 from tests.support.boxes import painted
-from tests.support.streams import make_schema, resolved
+from tests.support.streams import SIZES, make_schema, resolved
 
 MIB = 2**20
 
@@ -140,6 +140,20 @@ def test_a_stream_of_series_has_statics_for_its_grid() -> None:
     schema = make_schema(variables=series, statics={}, coords={})
     assert schema.is_resolved
     assert decompose(schema, 3) == [Region.whole((), {})] * 3
+
+
+def test_the_bounds_of_time_decide_nothing() -> None:
+    """Without a variable over space the statics are cut as if there were no bounds, and vertices never are."""
+    schema = make_schema(
+        dims={"time": None, **SIZES, "nv": 2},
+        time=ms.AppendTime(units="s", attrs={"bounds": "ends"}),
+        variables={"e": ms.Variable(("time",), "f4"), "ends": ms.Variable(("time", "nv"), "f8")},
+        coords={},
+    )
+    found = resolve_layout(schema, 2)
+    assert shapes_of(found, "topography") == ((4, 6), (4, 6))
+    assert shapes_of(found, "ends") == ((1, 2), (1, 2))
+    assert [dict(r) for r in decompose(schema, 2)] == [{"y": (0, 4), "x": (0, 6)}, {"y": (4, 8), "x": (0, 6)}]
 
 
 # ---- given regions -----------------------------------------------------------------------------------

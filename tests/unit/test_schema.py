@@ -12,6 +12,7 @@ import pytest
 import mpistream as ms
 from mpistream.arrays import SERIES_CHUNK, Role
 from mpistream.errors import SchemaError
+from mpistream.names import dtype_name
 from mpistream.zarr3.codecs import profile_chain
 from tests.support.streams import make_schema, resolved
 
@@ -265,9 +266,18 @@ BAD = [
     refused("fill_value", "variable 't': fill value -1 does not fit uint8", variables=one(dtype="u1", fill_value=-1)),
     refused("fill_value", "fill value 0 does not fit datetime64[s]", variables=one(dtype="M8[s]", fill_value=0)),
     # attributes that follow from the rest
+    refused(
+        "fill_value", "variable 't': xarray has no _FillValue", variables=one(dtype="M8[s]", attrs={"_FillValue": 1})
+    ),
+    refused(
+        "fill_value",
+        "variable 't': fill value 2.0 and _FillValue 0.1",
+        "keep_bits",
+        variables=one(keep_bits=3, fill_value=2.0, attrs={"_FillValue": 0.1}),
+    ),
     *(
         refused("attribute", "variable 't'", repr(a), "dtype datetime64[s]", variables=one(dtype="M8[s]", attrs={a: 1}))
-        for a in ("units", "calendar", "_FillValue", "dtype")
+        for a in ("units", "calendar", "dtype")
     ),
     *(
         refused("attribute", "variable 't'", repr(a), "keep_bits", variables=one(keep_bits=7, attrs={a: 1}))
@@ -358,3 +368,65 @@ def test_an_impossible_layout_is_refused(layout, parts) -> None:
     for part in parts:
         assert part in str(caught.value)
     assert caught.value.kind == "layout"
+
+
+# ---- strings -----------------------------------------------------------------------------------------
+
+
+def test_strings_are_the_owners() -> None:
+    """As coordinates with values over any dims, else without partitioned ones; they are never in shards."""
+    schema = make_schema(
+        dims={"time": None, "y": 8, "x": 6, "k": 3},
+        statics={"note": V((), str), "labels": V(("k",), "U4", fill_value="none")},
+        coords={
+            "y": ms.Coordinate(("y",), list("abcdefgh")),
+            "k": ms.Coordinate(("k",), None, dtype="string"),
+            "cell": ms.Coordinate(("y", "x"), np.full((8, 6), "s", object)),
+        },
+        codec=[{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}],
+        variables=one(dtype="uint8"),
+    )
+    arrays = schema.arrays
+    assert {n: (a.role, a.is_whole, a.is_sharded, a.resolved_chunk_shape) for n, a in arrays.items() if n != "t"} == {
+        "note": (Role.STATIC, True, False, ()),
+        "labels": (Role.STATIC, True, False, (3,)),
+        "y": (Role.COORDINATE, True, False, (8,)),
+        "k": (Role.STATIC, True, False, (3,)),
+        "cell": (Role.COORDINATE, True, False, (8, 6)),
+    }
+    assert [dtype_name(arrays[n].dtype) for n in arrays if n != "t"] == ["string", "U4", "U1", "string", "string"]
+    assert arrays["labels"].fill.item() == "none"
+    # The schema's own chain, with the serializer that strings of any length need.
+    assert [c["name"] for c in arrays["note"].chain] == ["vlen-utf8", "gzip", "crc32c"]
+    assert [c["name"] for c in arrays["labels"].chain] == ["bytes", "gzip", "crc32c"]
+    assert schema.partitioned_dims == ("y", "x")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"variables": one(dtype=str)}, "dtype", "variable 't': strings don't stream; write integers with the attr"),
+        ({"variables": one("time", dtype="U3")}, "dtype", "variable 't': strings don't stream"),
+        (
+            {"statics": {"s": V(("x",), str)}},
+            "dtype",
+            "static 's': dim 'x' is partitioned, and strings are written whole, .* as the values of a coordinate",
+        ),
+        ({"coords": {"s": ms.Coordinate(("x",), dtype="U3")}}, "dtype", "static 's': dim 'x' is partitioned"),
+        (
+            {"variables": one("time"), "statics": {"s": V(("x",), str), "n": V(("x",), "i4")}},
+            "dtype",
+            "static 's': dim 'x' is partitioned",
+        ),
+        (
+            {"statics": {"s": V((), str, chunk_shape={})}},
+            "layout",
+            "variable 's': strings are written whole; leave shard_shape and chunk_shape out",
+        ),
+    ],
+)
+def test_strings_that_several_ranks_would_write_are_refused(changes, kind, message) -> None:
+    """Along time or a partitioned dim there are none; what to do instead is in the message."""
+    with pytest.raises(SchemaError, match=message) as caught:
+        make_schema(**changes)
+    assert caught.value.kind == kind

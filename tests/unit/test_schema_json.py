@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import mpistream as ms
 from mpistream.errors import FormatError
+from mpistream.names import dtype_name
 from mpistream.schema import StreamSchema
 from tests.support.json_damage import paths, replaced, values
 from tests.support.streams import make_schema, resolved
@@ -166,6 +167,15 @@ def test_the_digest_of_coordinates() -> None:
     y = hashlib.sha256(np.arange(4, dtype="<f8").tobytes()).hexdigest()
     text = f'[["x",["x"],"int16","{x}"],["y",["y"],"float64","{y}"]]'
     assert schema.coordinates_digest() == hashlib.sha256(text.encode()).hexdigest()
+    words = described(coords={"y": ms.Coordinate(("y",), ["a", "", "bé", "d"], dtype=str)})
+    # The bytes of vlen-utf8: their number, then of each its length and its UTF-8.
+    content = b"\4\0\0\0\1\0\0\0a\0\0\0\0\3\0\0\0b\xc3\xa9\1\0\0\0d"
+    text = f'[["y",["y"],"string","{hashlib.sha256(content).hexdigest()}"]]'
+    assert words.coordinates_digest() == hashlib.sha256(text.encode()).hexdigest()
+    words = described(coords={"y": ms.Coordinate(("y",), ["a", "", "bé", "d"])})
+    content = "a\0\0\0béd\0".encode("utf-32-le")
+    text = f'[["y",["y"],"U2","{hashlib.sha256(content).hexdigest()}"]]'
+    assert words.coordinates_digest() == hashlib.sha256(text.encode()).hexdigest()
     assert make_schema(coords={}).coordinates_digest() == hashlib.sha256(b"[]").hexdigest()
 
 
@@ -301,3 +311,25 @@ def test_the_number_of_records_belongs_to_the_mode(document, name, value) -> Non
     with pytest.raises(FormatError) as caught:
         StreamSchema.from_json(replaced(document, ("time", name), value))
     assert caught.value.kind == "schema"
+
+
+def test_strings_survive_the_json_form() -> None:
+    """Their dtypes, fill values, chains and layout come back, as do boundary variables and missing values."""
+    schema = resolved(
+        dims={"time": None, "y": 8, "x": 6, "nv": 2},
+        time=ms.AppendTime(units="s", attrs={"bounds": "ends"}),
+        variables={
+            "t": ms.Variable(("time", "y", "x"), "f4", attrs={"_FillValue": math.nan}),
+            "ends": ms.Variable(("time", "nv"), "f8"),
+        },
+        statics={"note": ms.Variable((), str, fill_value="é"), "pair": ms.Variable(("nv",), "U9")},
+        coords={"y": ms.Coordinate(("y",), list("abcdefgh"), dtype=str)},
+    )
+    document = json.loads(json.dumps(schema.to_json()))
+    again = StreamSchema.from_json(document)
+    assert again.to_json() == document
+    assert again.fingerprint() == schema.fingerprint()
+    assert again.coordinates_digest() == schema.coordinates_digest()
+    assert again.partitioned_dims == ("y", "x")
+    assert [dtype_name(again.arrays[n].dtype) for n in ("note", "pair", "y")] == ["string", "U9", "string"]
+    assert [again.arrays[n].is_whole for n in ("note", "pair", "y")] == [True] * 3
