@@ -19,6 +19,7 @@ from mpistream.errors import (
     TilingError,
 )
 from mpistream.layout import decompose
+from mpistream.node import Node
 from mpistream.options import Options
 from mpistream.parallel import StreamWriter
 from mpistream.parts import PartWriter, commit_tokens, write_open_part
@@ -40,6 +41,7 @@ __all__ = [
     "FormatError",
     "IndexedTime",
     "MPIStreamError",
+    "Node",
     "Options",
     "PartWriter",
     "Plan",

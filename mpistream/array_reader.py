@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,25 @@ from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import chunk_key
 from mpistream.zarr3.shard import read_shard
 
-__all__ = ["ArrayReader"]
+__all__ = ["ArrayReader", "cells", "slices"]
+
+
+def cells(box: Box, lengths: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Box, Box]]:
+    """Yield each cell of a grid that a box touches: its index, and their common part as seen from cell and box."""
+    ranges = [range(a // n, -(-b // n)) for (a, b), n in zip(box, lengths, strict=True)]
+    for i in np.ndindex(*map(len, ranges)):
+        index = tuple(r[k] for r, k in zip(ranges, i, strict=True))
+        bounds = [(max(a, k * n), min(b, (k + 1) * n)) for (a, b), k, n in zip(box, index, lengths, strict=True)]
+        yield (
+            index,
+            tuple((a - k * n, b - k * n) for (a, b), k, n in zip(bounds, index, lengths, strict=True)),
+            tuple((a - lo, b - lo) for (a, b), (lo, _) in zip(bounds, box, strict=True)),
+        )
+
+
+def slices(box: Box) -> tuple[slice, ...]:
+    """Return a box as an index of arrays."""
+    return tuple(slice(a, b) for a, b in box)
 
 
 class ArrayReader:
@@ -38,22 +56,15 @@ class ArrayReader:
         """Decode a box of one record, or of a static, from its shards into ``out``."""
         spec, grid = array.shard_spec(), array.grid
         row, in_row = divmod(record or 0, array.row_length)
-        ranges = [range(a // s, -(-b // s)) for (a, b), s in zip(box, grid.shard_shape, strict=True)]
-        for index in np.ndindex(*map(len, ranges)):
-            shard = tuple(r[i] for r, i in zip(ranges, index, strict=True))
-            lead = (row,) if array.has_time else ()
+        lead = (row,) if array.has_time else ()
+        for shard, inside, within in cells(box, grid.shard_shape):
             key = chunk_key(array.name, self._separator, (*lead, *shard))
-            bounds = [
-                (max(a, i * s), min(b, (i + 1) * s)) for (a, b), i, s in zip(box, shard, grid.shard_shape, strict=True)
-            ]
-            inside = [(in_row, in_row + 1)]
-            inside += [(a - i * s, b - i * s) for (a, b), i, s in zip(bounds, shard, grid.shard_shape, strict=True)]
-            target = out[tuple(slice(a - lo, b - lo) for (a, b), (lo, _) in zip(bounds, box, strict=True))]
+            target = out[slices(within)]
             opened = self._store.open(key)
             if opened is None:
                 raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
             try:
-                read_shard(spec, opened.nbytes, opened.read, inside, target[np.newaxis])
+                read_shard(spec, opened.nbytes, opened.read, ((in_row, in_row + 1), *inside), target[np.newaxis])
             except FormatError as error:
                 raise FormatError(f"{key}: {error}", kind=error.kind) from error
             finally:
@@ -62,14 +73,8 @@ class ArrayReader:
     def read_chunks(self, array: ArraySpec, box: Box, out: NDArray[Any]) -> None:
         """Decode a box of an array in plain chunks into ``out``."""
         codec, chunks = ChunkCodec(array.chain, array.dtype), array.resolved_chunk_shape
-        ranges = [range(a // c, -(-b // c)) for (a, b), c in zip(box, chunks, strict=True)]
-        for i in np.ndindex(*map(len, ranges)):
-            index = tuple(r[k] for r, k in zip(ranges, i, strict=True))
-            chunk = self._chunk(array, codec, index)
-            bounds = [(max(a, k * c), min(b, (k + 1) * c)) for (a, b), k, c in zip(box, index, chunks, strict=True)]
-            to = tuple(slice(a - lo, b - lo) for (a, b), (lo, _) in zip(bounds, box, strict=True))
-            of = tuple(slice(a - k * c, b - k * c) for (a, b), k, c in zip(bounds, index, chunks, strict=True))
-            out[to] = chunk[of]
+        for index, inside, within in cells(box, chunks):
+            out[slices(within)] = self._chunk(array, codec, index)[slices(inside)]
 
     def _chunk(self, array: ArraySpec, codec: ChunkCodec, index: Sequence[int]) -> NDArray[Any]:
         key = chunk_key(array.name, self._separator, index)

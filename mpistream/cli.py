@@ -67,7 +67,8 @@ def info(
 
     Notes
     -----
-    Writes nothing and reads no chunk. Exit code 1 and one line on stderr when there is no store, or a damaged one.
+    Writes nothing and reads no chunk. Of a Zarr store that is no stream, its groups and arrays are listed. Exit
+    code 1 and one line on stderr when there is no store, or a damaged one.
     """
     try:
         facts = describe(url)
@@ -168,13 +169,18 @@ def _line(value: object) -> str:
 
 
 def _show(facts: Mapping[str, Any], console: Console) -> None:
+    is_stream = "nodes" not in facts
+    summary = {"store": _line(facts["url"]), "stream": "none: written by others, or the groups above streams"}
     lines = Table.grid(padding=(0, 2), pad_edge=False)
     lines.add_column(style="bold")
     lines.add_column(overflow="fold")
-    for name, text in _summary(facts).items():
+    for name, text in (_summary(facts) if is_stream else summary).items():
         lines.add_row(name, text)
     console.print(lines)
     console.print()
+    if not is_stream:
+        console.print(_table("Nodes", _NODES, facts["nodes"]))
+        return
     console.print(_table("Layout", _LAYOUT, facts["arrays"]))
     console.print()
     console.print(_table("On disk", _ON_DISK, facts["arrays"]))
@@ -225,6 +231,15 @@ _ON_DISK: Sequence[_Column] = (
     ("values", True, lambda a: _size(a["nbytes"])),
     ("size", True, lambda a: _size(a["nbytes_on_disk"])),
     ("ratio", True, lambda a: _ratio(a["ratio"])),
+)
+_NODES: Sequence[_Column] = (
+    ("path", False, lambda n: "/" + _line(n["path"])),
+    ("kind", False, lambda n: n["kind"]),
+    ("dims", False, lambda n: ", ".join("-" if d is None else _line(d) for d in n["dims"] or ()) or "-"),
+    ("dtype", False, lambda n: "-" if n["dtype"] is None else _line(n["dtype"])),
+    ("shape", True, lambda n: _shape(n["shape"])),
+    ("shard", True, lambda n: _shape(n["shard_shape"])),
+    ("chunk", True, lambda n: _shape(n["chunk_shape"])),
 )
 
 

@@ -22,6 +22,7 @@ from mpistream.errors import StoreError
 from mpistream.local_store import LocalStore
 from mpistream.manifest import Manifest
 from mpistream.names import dtype_name
+from mpistream.node import Node
 from mpistream.reader import open_reader
 from mpistream.store import open_store
 from mpistream.zarr3.metadata import GROUP_KEY
@@ -73,19 +74,23 @@ def describe(url: str | os.PathLike[str]) -> dict[str, Any]:
     -------
     The facts, by names that stay: ``nbytes`` are bytes of committed values before compression,
     ``nbytes_on_disk`` sizes of files, those of records that are not committed yet too; ``ratio`` is the
-    first by the second, None where there is nothing.
+    first by the second, None where there is nothing. Of a Zarr store that is no stream, its ``url`` and its
+    ``nodes``.
 
     Raises
     ------
     FormatError
-        No store of mpistream there, or a damaged manifest.
+        No Zarr store there, or a damaged manifest or document.
     StoreError
         It can't be read, or is no local folder.
     """
     store = open_store(url)
     if not isinstance(store, LocalStore):
         raise StoreError(f"{store.url}: only a local folder can be described", kind="not_local")
-    manifest = open_reader(store.root).manifest
+    reader = open_reader(store.root)
+    if not reader.is_stream:
+        return {"url": store.url, "nodes": [_describe_node(n) for n in reader.hierarchy().values()]}
+    manifest = reader.manifest
     schema = manifest.schema
     sizes = _sizes(store.root)
     arrays = [_describe_array(a, manifest, sizes) for a in (schema.time_array, *schema.arrays.values())]
@@ -143,6 +148,21 @@ def _describe_array(array: ArraySpec, manifest: Manifest, sizes: _Sizes) -> dict
         "nbytes": nbytes,
         "nbytes_on_disk": on_disk,
         "ratio": _ratio(nbytes, on_disk),
+    }
+
+
+def _describe_node(node: Node) -> dict[str, Any]:
+    def plain(values: Sequence[Any] | None) -> list[Any] | None:
+        return None if values is None else list(values)
+
+    return {
+        "path": node.path,
+        "kind": "stream" if node.is_stream else node.kind,
+        "dims": plain(node.dims),
+        "dtype": node.dtype,
+        "shape": plain(node.shape),
+        "shard_shape": plain(node.shard_shape),
+        "chunk_shape": plain(node.chunk_shape),
     }
 
 

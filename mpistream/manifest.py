@@ -124,10 +124,19 @@ def parse_open_dropped(name: str) -> int | None:
     return parse_epoch(stem) if suffix == "open" else None
 
 
-def parse_json(key: str, data: bytes) -> dict[str, Any]:
+def parse_json(key: str, data: bytes, *, is_strict: bool = True) -> dict[str, Any]:
     """Return the JSON object in ``data``.
 
     Not collective.
+
+    Parameters
+    ----------
+    key
+        Where it lies, for messages.
+    data
+        Its bytes.
+    is_strict
+        Refuse the words NaN and Infinity, which JSON does not have, and numbers beyond float64.
 
     Raises
     ------
@@ -142,7 +151,7 @@ def parse_json(key: str, data: bytes) -> dict[str, Any]:
         return found
 
     def finite(text: str) -> float:
-        if not math.isfinite(value := float(text)):
+        if not math.isfinite(value := float(text)) and is_strict:
             raise ValueError(f"{text} is not a finite number")
         return value
 

@@ -13,6 +13,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -268,7 +269,7 @@ class StreamWriter:
         Parameters
         ----------
         key
-            Its name; a rank writes a static key once an epoch, and a key of a record once.
+            Its name; a rank writes a static key once an epoch, and a key of a record once a commit.
         payload
             At most 64 MiB of bytes; copied.
         scope
@@ -282,7 +283,8 @@ class StreamWriter:
 
         Notes
         -----
-        Nothing is durable or visible until `commit` returns.
+        Nothing is durable or visible until `commit` returns; a blob of a record that this commit leaves pending waits
+        with it.
         """
         self._check_open("write_blob")
         self._writer.write_blob(key, payload, scope)
@@ -457,7 +459,8 @@ class StreamWriter:
 
     def _redo_publish(self) -> CommitReceipt:
         if self._owner is not None:
-            self._receipt = self._owner.publish(self._receipt)
+            # What it warned of is done now, or warned of anew.
+            self._receipt = self._owner.publish(replace(self._receipt, warnings=()))
         return self._receipt
 
     def rollback(self) -> None:

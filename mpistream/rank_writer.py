@@ -170,7 +170,7 @@ class RankWriter:
 
     def has_pending(self, records: Ranges) -> bool:
         """Whether a commit of these records would commit anything."""
-        return bool(records or self._statics or self._blobs) or self._broken is not None
+        return bool(records or self._statics or self._blobs_with(records)) or self._broken is not None
 
     def records_to_commit(self, *, partial_rows: bool) -> Ranges:
         """Return the record set of a commit now.
@@ -361,18 +361,28 @@ class RankWriter:
             raise SchemaError(f"blob {key!r} of scope {scope!r} is written already; it is written once", kind="blob")
         self._blobs[scope, key] = data
 
-    def _pack(self) -> list[StagedObject]:
-        """Return the object of all blobs that are not committed."""
+    def _blobs_with(self, records: Ranges) -> dict[tuple[Scope, str], bytes]:
+        """Return the blobs of a commit of these records.
+
+        One of a record waits until that is committed: what is written at its number after a rollback or a resume is
+        another record, and must not come with it.
+        """
+        there = union(self._manifest.committed, records)
+        return {(scope, key): data for (scope, key), data in self._blobs.items() if _is_there(there, scope)}
+
+    def _pack(self, records: Ranges) -> list[StagedObject]:
+        """Return the object of all blobs of a commit of these records."""
+        blobs = self._blobs_with(records)
         # A pack that a failed commit placed has the name of the next commit: without blobs an empty one replaces it.
-        if not self._blobs and self._pack_in_place != self._pack_key():
+        if not blobs and self._pack_in_place != self._pack_key():
             return []
-        pieces = pack_pieces(self._blobs)
+        pieces = pack_pieces(blobs)
         return [
             StagedObject(
                 name="",
                 key=self._pack_key(),
                 records=None,
-                n_cells=len(self._blobs),
+                n_cells=len(blobs),
                 pieces=pieces,
                 nbytes=sum(len(p) for p in pieces),
                 must_sync=self._is_durable,
@@ -423,7 +433,7 @@ class RankWriter:
         if partial_rows:
             self._submit([o for rows in self._rows.values() if rows.writes for o in rows.partial()])
         self._submit([o for series in self._series.values() for o in series.objects(records)])
-        self._submit(self._pack())
+        self._submit(self._pack(records))
         self._stager.retry(self._all_objects())
         return records
 
@@ -436,7 +446,7 @@ class RankWriter:
         if any(o.name == "" for o in of_commit):
             self._pack_in_place = self._pack_key()
         self._stager.place(of_commit, sync=self._is_durable)
-        self._placed_blobs = set(self._blobs)
+        self._placed_blobs = set(self._blobs_with(records))
 
     def _of_commit(self, records: Ranges) -> list[StagedObject]:
         return [
@@ -563,3 +573,7 @@ class RankWriter:
     def close(self) -> None:
         """End the thread; nothing more is written."""
         self._stager.close()
+
+
+def _is_there(records: Ranges, scope: Scope) -> bool:
+    return isinstance(scope, str) or covers(records, scope)

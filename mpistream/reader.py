@@ -1,4 +1,7 @@
-"""Reading a store: committed records only, by region, without MPI or on every rank of a communicator."""
+"""Reading a store: committed records only, by region, without MPI or on every rank of a communicator.
+
+A store that holds no stream is read as well, as far as Zarr goes: see `mpistream.foreign`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ from mpistream.arrays import ArraySpec, Role
 from mpistream.blobs import BlobEntry, read_pack_index, read_payload
 from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
+from mpistream.foreign import ForeignStore
 from mpistream.manifest import (
     BLOBS_FOLDER,
+    FOLDER,
     MANIFEST_KEY,
     Manifest,
     blob_key,
@@ -28,10 +33,11 @@ from mpistream.manifest import (
     parse_json,
     raised_inside,
 )
-from mpistream.ranges import Ranges, covers, difference, members, ranges_of
+from mpistream.node import Node, box_of_region, stream_nodes
+from mpistream.ranges import Ranges, covers, difference, inside, members, ranges_of
 from mpistream.region import box_of_mapping
 from mpistream.schema import StreamSchema
-from mpistream.store import Store, open_store
+from mpistream.store import ReadableStore, open_readable
 from mpistream.tiling import Box
 
 __all__ = ["StoreReader", "open_reader", "read_blob", "read_output_manifest", "read_record", "read_static"]
@@ -40,11 +46,12 @@ _COLLECTIVE_TIMEOUT = 600.0
 _POLL_SECONDS = 0.2
 
 
-def _manifest_bytes(store: Store) -> bytes:
+def _manifest_bytes(store: ReadableStore) -> bytes:
     data = store.read(MANIFEST_KEY)
     if data is None:
         raise FormatError(
-            f"{store.url}: no {MANIFEST_KEY}; this is not a store of mpistream, or it was never created whole",
+            f"{store.url}: no {MANIFEST_KEY}; this is neither a stream of mpistream nor another Zarr store, or it was "
+            "never created whole",
             kind="no_manifest",
         )
     return data
@@ -53,21 +60,27 @@ def _manifest_bytes(store: Store) -> bytes:
 class StoreReader:
     """The committed state of a store at one moment; made by `open_reader`, or a writer's ``reader``.
 
+    Of a Zarr store that is no stream of mpistream it has `hierarchy`, `attrs`, `attrs_of` and `read_array`; all
+    else then raises FormatError of kind ``no_manifest``.
+
     Parameters
     ----------
     store
         The store.
     manifest
-        The state.
+        The state; None where there is no stream.
     channel
         For a reader that was opened on a communicator.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, channel: Channel | None = None) -> None:
+    def __init__(self, store: ReadableStore, manifest: Manifest | None, channel: Channel | None = None) -> None:
         self._store = store
         self._packs: dict[tuple[int, int, int], list[BlobEntry]] = {}
         self._channel = channel or Channel(SerialTransport(), _COLLECTIVE_TIMEOUT)
-        self._set(manifest)
+        self._foreign = ForeignStore(store)
+        self._manifest = manifest
+        if manifest is not None:
+            self._set(manifest)
 
     def _set(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -79,28 +92,39 @@ class StoreReader:
     @property
     def manifest(self) -> Manifest:
         """What is committed."""
+        if self._manifest is None:
+            raise FormatError(
+                f"{self._store.url}: no {MANIFEST_KEY}; this Zarr store is no stream of mpistream and has no records, "
+                "hierarchy() lists its arrays and read_array() reads them",
+                kind="no_manifest",
+            )
         return self._manifest
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether a stream of mpistream lies here, and not another Zarr group or array."""
+        return self._manifest is not None
 
     @property
     def schema(self) -> StreamSchema:
         """The schema, with its layout; coordinates have digests in the place of values."""
-        return self._manifest.schema
+        return self.manifest.schema
 
     @property
     def n_records(self) -> int:
         """Length of the time dim: in append mode the committed records, in indexed mode all."""
-        return self._manifest.n_records
+        return self.manifest.n_records
 
     @property
     def committed(self) -> tuple[tuple[int, int], ...]:
         """Ranges of committed records, half-open."""
-        return self._manifest.committed
+        return self.manifest.committed
 
     @property
     def times(self) -> NDArray[np.float64]:
         """Times of the records, in the schema's units."""
+        array = self.schema.time_array
         if self._times is None:
-            array = self.schema.time_array
             if array.has_time:
                 self._times = self._series(array, 0, self.n_records)
             else:
@@ -108,8 +132,117 @@ class StoreReader:
             self._times.flags.writeable = False
         return self._times
 
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """Attributes of the group that the store is, or of the array, where it is one."""
+        return self.attrs_of("")
+
+    def attrs_of(self, path: str) -> dict[str, Any]:
+        """Return the attributes of an array or a group.
+
+        Not collective.
+
+        Parameters
+        ----------
+        path
+            As in `hierarchy`: in a stream the array's name.
+
+        Raises
+        ------
+        SchemaError
+            Kind ``unknown`` when there is none.
+        FormatError
+            With the key, when its document is damaged.
+        """
+        return dict(self._node(path).attrs)
+
+    def hierarchy(self) -> dict[str, Node]:
+        """Return path -> node of all groups and arrays, sorted; the path of the store's own folder is empty.
+
+        Not collective.
+
+        Raises
+        ------
+        FormatError
+            With the key, when a document or a manifest is damaged.
+
+        Notes
+        -----
+        A stream, here or in a group, is listed as its manifest has it: with what is committed.
+        """
+        return self._foreign.nodes() if self._manifest is None else stream_nodes("", self._manifest)
+
+    def _node(self, path: str) -> Node:
+        if self._manifest is None:
+            return self._foreign.node(path)
+        nodes = stream_nodes("", self._manifest)
+        if path not in nodes:
+            raise SchemaError(f"{path!r} is not among the arrays {sorted(nodes)[1:]}", kind="unknown")
+        return nodes[path]
+
+    def read_array(self, path: str, region: Any = None) -> NDArray[Any]:
+        """Return a region of an array, whoever wrote it.
+
+        Not collective.
+
+        Parameters
+        ----------
+        path
+            As in `hierarchy`: in a stream the array's name.
+        region
+            Dim -> (start, stop), a dim left out is whole; or a sequence of one (start, stop) for each axis,
+            which is the way where an axis has no name. A writer's ``region`` may name dims that the array lacks.
+
+        Returns
+        -------
+        The region's cells, in native byte order; of a stream's variable with the time dim first.
+
+        Raises
+        ------
+        SchemaError
+            No such array, or one in another stream; a region outside the array, or with records that are not
+            committed.
+        FormatError
+            With the key: a damaged document or chunk, or an array that zarr-python can't read either.
+        StoreError
+            As `read_record`.
+
+        Notes
+        -----
+        Chunks that are absent are fill value, but in a stream. What our own codec chain does not speak (other
+        codecs and data types, Zarr v2) is read by zarr-python, which only then is imported.
+        """
+        if self._manifest is None:
+            return self._foreign.read(path, region)
+        node = self._node(path)
+        if node.kind == "group":
+            raise SchemaError(f"{path!r} is a group; hierarchy() lists its arrays", kind="unknown")
+        box = box_of_region(node, region)
+        array = self.schema.arrays.get(path)
+        if array is not None and not array.has_time:
+            return self.read_static(path, dict(zip(array.dims, box, strict=True)))
+        (start, stop), *others = box
+        if array is None:
+            # One of those that no caller describes: the times, and which records are committed.
+            own = self.times if path == self.schema.time_dim else self._mask()
+            return np.array(own[start:stop])
+        if array.role is Role.SERIES and inside(self.committed, start, stop) == ((start, stop),):
+            return self._series(array, start, stop)
+        out = np.empty([b - a for a, b in box], array.dtype)
+        for i in range(start, stop):
+            out[i - start] = self.read_record(path, i, dict(zip(array.space_dims, others, strict=True)))
+        return out
+
+    def _mask(self) -> NDArray[np.bool_]:
+        mask = np.zeros(self.n_records, bool)
+        for start, stop in self.committed:
+            mask[start:stop] = True
+        return mask
+
     def __repr__(self) -> str:
-        return f"StoreReader({self._store.url!r}, {self.n_records} records, commit {self._manifest.commit_seq})"
+        if self._manifest is None:
+            return f"StoreReader({self._store.url!r}, no stream)"
+        return f"StoreReader({self._store.url!r}, {self.n_records} records, commit {self.manifest.commit_seq})"
 
     def read_record(self, name: str, index: int, region: Mapping[str, Any] | None = None) -> NDArray[Any]:
         """Return one record of a variable.
@@ -175,7 +308,7 @@ class StoreReader:
         if name == self.schema.time_dim:
             return self.times
         array = self._array(name, has_time=False)
-        if array.role is Role.STATIC and name not in self._manifest.statics:
+        if array.role is Role.STATIC and name not in self.manifest.statics:
             raise SchemaError(f"static {name!r} is not committed", kind="not_committed")
         return self._read(array, None, self._box(array, region))
 
@@ -222,7 +355,7 @@ class StoreReader:
 
     def _visible_blobs(self) -> Iterator[tuple[tuple[int, int, int], BlobEntry]]:
         """Yield the entries that can be read, newest commit first."""
-        manifest = self._manifest
+        manifest = self.manifest
         packs = [p for name in self._store.list(BLOBS_FOLDER) if (p := parse_blob(name)) is not None]
         packs = sorted((p for p in packs if manifest.names_pack(*p[:2])), key=lambda p: (p[1], p[2]), reverse=True)
         indices = {p: self._pack_index(p) for p in packs}
@@ -299,7 +432,7 @@ class StoreReader:
         data = self._store.read(MANIFEST_KEY)
         if data is not None and data != self._newest[0]:
             self._newest = data, Manifest.from_bytes(data)
-        known, newest = self._manifest, self._newest[1]
+        known, newest = self.manifest, self._newest[1]
         if (
             data is None
             or newest.store_id != known.store_id
@@ -333,11 +466,12 @@ class StoreReader:
         FormatError
             On every rank, when the manifest is gone or damaged.
         """
+        known = self.manifest
         data = self._channel.exchange(
             "refresh", answer=lambda votes: [_checked_manifest(self._store).decode()] * len(votes)
         )
         manifest = Manifest.from_bytes(data.encode())
-        is_new = (manifest.run_id, manifest.commit_seq) != (self._manifest.run_id, self._manifest.commit_seq)
+        is_new = (manifest.run_id, manifest.commit_seq) != (known.run_id, known.commit_seq)
         if is_new:
             self._set(manifest)
         return is_new
@@ -363,12 +497,12 @@ class StoreReader:
             for record in members(difference(self.committed, seen)):
                 yield record
                 deadline = time.monotonic() + timeout
-            seen, known = self.committed, self._manifest
+            seen, known = self.committed, self.manifest
             if self.refresh():
-                if self._manifest.store_id != known.store_id:
+                if self.manifest.store_id != known.store_id:
                     seen = ()  # another store in the place of this one
                 # Records that were dropped or invalidated were replaced, or will be: those are yielded again.
-                floors = self._manifest.floors
+                floors = self.manifest.floors
                 seen = ranges_of(r for r in members(seen) if floor_of(floors, r) <= known.commit_seq)
                 continue
             if time.monotonic() > deadline:
@@ -382,7 +516,7 @@ class StoreReader:
         """
         from mpistream.zarr3.snapshot import open_group  # noqa: PLC0415 (it imports zarr)
 
-        return open_group(self._store, self._manifest)
+        return open_group(self._store, self.manifest)
 
     def to_xarray(self) -> Any:
         """Return the store as an ``xarray.Dataset``, lazily read, exactly as it is committed.
@@ -423,7 +557,7 @@ def open_reader(url: str | os.PathLike[str], *, comm: Any = None) -> StoreReader
     Parameters
     ----------
     url
-        Folder of the store.
+        Folder of the store: a stream, or any Zarr hierarchy or array.
     comm
         An mpi4py communicator or a Fortran handle (int): rank 0 alone reads the manifest, and all ranks see
         the same state. Without it, this process reads for itself; that is fine under MPI, too.
@@ -431,20 +565,25 @@ def open_reader(url: str | os.PathLike[str], *, comm: Any = None) -> StoreReader
     Raises
     ------
     FormatError
-        On every rank: no store of mpistream there, or a damaged manifest.
+        On every rank: no Zarr store there, or a damaged manifest.
+
+    Notes
+    -----
+    A Zarr store that is no stream has no records, but `StoreReader.hierarchy` lists it and
+    `StoreReader.read_array` reads its arrays.
     """
-    store: Store | None = None
+    store: ReadableStore | None = None
     failure: MPIStreamError | None = None
     try:
-        store = open_store(url)
+        store = open_readable(url)
     except MPIStreamError as error:
         failure = error
     transport = SerialTransport() if comm is None else connect(comm, _COLLECTIVE_TIMEOUT)
     channel = Channel(transport, _COLLECTIVE_TIMEOUT)
 
-    def answer(votes: list[Any]) -> list[str]:
+    def answer(votes: list[Any]) -> list[str | None]:
         assert store is not None
-        return [_checked_manifest(store).decode()] * len(votes)
+        return [_found(store)] * len(votes)
 
     try:
         data = channel.exchange("open_reader", digest=str(url), failure=failure, answer=answer)
@@ -452,10 +591,21 @@ def open_reader(url: str | os.PathLike[str], *, comm: Any = None) -> StoreReader
         channel.close_failed()
         raise
     assert store is not None
-    return StoreReader(store, Manifest.from_bytes(data.encode()), channel)
+    return StoreReader(store, None if data is None else Manifest.from_bytes(data.encode()), channel)
 
 
-def _checked_manifest(store: Store) -> bytes:
+def _found(store: ReadableStore) -> str | None:
+    """Return the manifest, None for a Zarr store without one."""
+    data = store.read(MANIFEST_KEY)
+    if data is None:
+        if FOLDER not in store.list() and ForeignStore(store).has_root():
+            return None
+        data = _manifest_bytes(store)
+    Manifest.from_bytes(data)
+    return data.decode()
+
+
+def _checked_manifest(store: ReadableStore) -> bytes:
     data = _manifest_bytes(store)
     Manifest.from_bytes(data)
     return data
@@ -503,7 +653,7 @@ def read_output_manifest(url: str | os.PathLike[str]) -> dict[str, Any]:
     FormatError
         No store of mpistream there, or a damaged manifest.
     """
-    return parse_json(MANIFEST_KEY, _checked_manifest(open_store(url)))
+    return parse_json(MANIFEST_KEY, _checked_manifest(open_readable(url)))
 
 
 def read_blob(url: str | os.PathLike[str], key: str, scope: int | str = "static", writer: int = 0) -> bytes:

@@ -6,6 +6,8 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from mpistream.errors import SchemaError
 from mpistream.tiling import Box, Interval, box_n_cells, format_box
 
@@ -226,7 +228,8 @@ def _interval(dim: str, value: Any, size: int) -> Interval:
         value = (0 if value.start is None else value.start, size if value.stop is None else value.stop)
     try:
         low, high = value
-        if isinstance(low, bool) or isinstance(high, bool):
+        # An older numpy takes a bool of its own for an index and only warns.
+        if isinstance(low, bool | np.bool_) or isinstance(high, bool | np.bool_):
             raise TypeError
         start, stop = operator.index(low), operator.index(high)
     except (TypeError, ValueError):

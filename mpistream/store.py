@@ -27,8 +27,10 @@ __all__ = [
     "Listable",
     "ObjectReader",
     "Readable",
+    "ReadableStore",
     "Store",
     "Writable",
+    "open_readable",
     "open_store",
 ]
 
@@ -107,14 +109,18 @@ class Writable(Protocol):
         """Remove a folder and all below it; nothing there is fine."""
 
 
-class Store(Readable, Listable, Writable, Protocol):
-    """A store with every capability, and a name for messages."""
+class ReadableStore(Readable, Listable, Protocol):
+    """A store that can be read and listed, which is all that a reader needs, and a name for messages."""
 
     url: str
 
 
+class Store(ReadableStore, Writable, Protocol):
+    """A store with every capability."""
+
+
 def open_store(url: str | os.PathLike[str] | Store) -> Store:
-    """Return the store that ``url`` names.
+    """Return the store that ``url`` names, to be read and written.
 
     Not collective.
 
@@ -130,25 +136,50 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
         ``capability``), naming it.
     """
     if isinstance(url, str | os.PathLike):
-        text = os.fspath(url)
-        scheme, separator, rest = text.partition("://")
-        if not separator:
-            return LocalStore(text)
-        if scheme == "file":
-            path = rest.removeprefix("localhost")
-            if not path.startswith("/"):
-                raise StoreError(
-                    f"url {text!r}: give file:// and an absolute path, as in file:///data/run", kind="scheme"
-                )
-            return LocalStore(unquote(path))
-        raise StoreError(
-            f"url {text!r}: scheme {scheme!r} is not supported; give a local path or a file:// URL",
-            kind="scheme",
-        )
-    for capability in (Readable, Listable, Writable):
-        if not isinstance(url, capability):
+        return _local_store(os.fspath(url))
+    _check_capabilities(url, (Readable, Listable, Writable), "hold a stream")
+    return url
+
+
+def open_readable(url: str | os.PathLike[str] | ReadableStore) -> ReadableStore:
+    """Return the store that ``url`` names, to be read; an object need not be `Writable`.
+
+    Not collective.
+
+    Parameters
+    ----------
+    url
+        As in `open_store`.
+
+    Raises
+    ------
+    StoreError
+        As `open_store`.
+    """
+    if isinstance(url, str | os.PathLike):
+        return _local_store(os.fspath(url))
+    _check_capabilities(url, (Readable, Listable), "be read")
+    return url
+
+
+def _check_capabilities(store: object, capabilities: Sequence[type], what: str) -> None:
+    for capability in capabilities:
+        if not isinstance(store, capability):
             raise StoreError(
-                f"{type(url).__name__} can't hold a stream: it lacks the capability {capability.__name__}",
+                f"{type(store).__name__} can't {what}: it lacks the capability {capability.__name__}",
                 kind="capability",
             )
-    return url
+
+
+def _local_store(text: str) -> LocalStore:
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return LocalStore(text)
+    if scheme == "file":
+        path = rest.removeprefix("localhost")
+        if not path.startswith("/"):
+            raise StoreError(f"url {text!r}: give file:// and an absolute path, as in file:///data/run", kind="scheme")
+        return LocalStore(unquote(path))
+    raise StoreError(
+        f"url {text!r}: scheme {scheme!r} is not supported; give a local path or a file:// URL", kind="scheme"
+    )

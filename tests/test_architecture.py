@@ -19,9 +19,9 @@ LAYERS = """
     strings  names  block  tiling  ranges  options  local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard
     description  region  grid  arrays  cf  schema
-    layout  plan  manifest  blobs
-    zarr3.metadata  zarr3.snapshot
-    array_reader
+    layout  plan  manifest  blobs  node
+    zarr3.metadata  zarr3.snapshot  zarr3.document
+    array_reader  foreign
     token  epoch  commit
     lease  staging  rows  recovery
     rank_writer  record
@@ -50,6 +50,7 @@ PURE = {
     "layout",
     "manifest",
     "names",
+    "node",
     "plan",
     "ranges",
     "region",
@@ -58,6 +59,7 @@ PURE = {
     "tiling",
     "token",
     "zarr3.codecs",
+    "zarr3.document",
     "zarr3.shard",
 }
 IMPURE_PACKAGES = {

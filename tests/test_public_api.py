@@ -21,6 +21,7 @@ NAMES = [
     "FormatError",
     "IndexedTime",
     "MPIStreamError",
+    "Node",
     "Options",
     "PartWriter",
     "Plan",

@@ -58,6 +58,8 @@ class ShardSpec:
     codec: ChunkCodec
     fill: NDArray[Any]
     """0-d array of the array's dtype."""
+    is_index_first: bool = False
+    """Whether the index is at the start, as others may write it; ours never is."""
 
     @property
     def n_chunks(self) -> tuple[int, ...]:
@@ -87,7 +89,7 @@ def parse_index(data: bytes, spec: ShardSpec, object_nbytes: int) -> NDArray[np.
     Parameters
     ----------
     data
-        The last `ShardSpec.index_nbytes` bytes of the object.
+        The last `ShardSpec.index_nbytes` bytes of the object, the first where the index is at the start.
     spec
         The array's shards.
     object_nbytes
@@ -106,7 +108,7 @@ def parse_index(data: bytes, spec: ShardSpec, object_nbytes: int) -> NDArray[np.
     if crc32c(data[:-_CRC_NBYTES]) != data[-_CRC_NBYTES:]:
         raise FormatError("the index's stored CRC32C differs from that of the data", kind="index")
     entries = np.frombuffer(data[:-_CRC_NBYTES], _ENTRY).astype(np.uint64).reshape(-1, 2)
-    room = np.uint64(object_nbytes - spec.index_nbytes)
+    room = np.uint64(object_nbytes if spec.is_index_first else object_nbytes - spec.index_nbytes)
     present = entries[:, 0] != _MISSING
     # offset + nbytes can pass 2**64; the two comparisons can't.
     bad = present & ((entries[:, 1] > room) | (entries[:, 0] > room - np.minimum(entries[:, 1], room)))
@@ -138,7 +140,7 @@ class ChunkEncoder:
         self._word = np.dtype(word)
         self._pattern: NDArray[Any] = pattern.view(word)
 
-    def encode(self, view: NDArray[Any]) -> list[Any] | None:
+    def encode(self, view: NDArray[Any], *, is_stored: bool = False) -> list[Any] | None:
         """Return the encoded inner chunk as buffers, or None when it is all fill.
 
         Not collective.
@@ -148,6 +150,8 @@ class ChunkEncoder:
         view
             At most ``chunk_shape``, any strides and byte order. At the edge of the array it is smaller; the
             rest of the chunk is fill.
+        is_stored
+            Encode it though it is all fill.
         """
         chunk = view
         if view.shape != self._scratch.shape:
@@ -157,7 +161,7 @@ class ChunkEncoder:
         elif not view.flags.c_contiguous or view.dtype != self._scratch.dtype:
             self._scratch[...] = view
             chunk = self._scratch
-        return None if self._is_fill(chunk) else self.spec.codec.encode(chunk)
+        return None if not is_stored and self._is_fill(chunk) else self.spec.codec.encode(chunk)
 
     def _is_fill(self, chunk: NDArray[Any]) -> bool:
         words = chunk.reshape(-1).view(self._word).reshape(-1, self._pattern.size)
@@ -293,10 +297,11 @@ class OpenShard:
 
     def _encode(self, time_index: int, records: NDArray[Any]) -> None:
         for index, box in self._space:
-            pieces = self._encoder.encode(records[(slice(None), *box)])
             entry = self._entries[self._grid[(time_index, *index)]]
+            # What an earlier object stored stays stored, also when the records that are left of it are all fill: its
+            # bytes would otherwise lie behind all that the index names, and the next `from_object` would drop them.
+            pieces = self._encoder.encode(records[(slice(None), *box)], is_stored=bool(entry[0] != _MISSING))
             if pieces is None:
-                entry[:] = _MISSING
                 continue
             nbytes = sum(len(p) for p in pieces)
             entry[:] = self._end, nbytes
@@ -352,8 +357,9 @@ def read_shard(
     FormatError
         For a damaged index or inner chunk.
     """
-    start = max(object_nbytes - spec.index_nbytes, 0)
-    entries = parse_index(read(start, spec.index_nbytes), spec, object_nbytes)
+    # Never more than there is: the size of an index is what a document claims.
+    nbytes = min(spec.index_nbytes, object_nbytes)
+    entries = parse_index(read(0 if spec.is_index_first else object_nbytes - nbytes, nbytes), spec, object_nbytes)
     grid = np.arange(len(entries)).reshape(spec.n_chunks)
     wanted: list[tuple[int, int, Slices, Slices]] = []
     ranges = [range(lo // c, -(-hi // c)) for (lo, hi), c in zip(box, spec.chunk_shape, strict=True)]

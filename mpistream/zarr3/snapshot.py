@@ -16,7 +16,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from mpistream.errors import StoreError
 from mpistream.local_store import LocalStore
 from mpistream.manifest import Manifest
-from mpistream.store import Store
+from mpistream.store import ReadableStore
 from mpistream.zarr3.metadata import GROUP_KEY, make_documents
 
 __all__ = ["open_group"]
@@ -41,7 +41,7 @@ class _Snapshot(zarr.storage.WrapperStore[zarr.storage.LocalStore]):
         return key in self._documents or await super().exists(key)
 
 
-def open_group(store: Store, manifest: Manifest) -> zarr.Group:
+def open_group(store: ReadableStore, manifest: Manifest) -> zarr.Group:
     """Return a read-only group of a committed state.
 
     Not collective.

@@ -593,6 +593,37 @@ def unmatched(names: set[str], patterns: Sequence[str]) -> list[str]:
     return sorted(n for n in names if not any(re.fullmatch(p, n) for p in patterns))
 
 
+# Choices within Zarr, and what goes beyond it
+
+
+def test_choices_within_zarr(tmp_path: Path) -> None:
+    """Section 14's list, as far as documents and the folder show it."""
+    sections = set(re.findall(r"^## (\d+)\.", TEXT, re.MULTILINE))
+    assert {row[1] for row in table("<!-- zarr -->")} <= sections
+    with ms.write_open(tmp_path / "s", make_schema()):
+        pass
+    documents = {p.parent.name: json.loads(p.read_text()) for p in (tmp_path / "s").glob("*/zarr.json")}
+    assert documents.keys() == {"time", "temperature", "depth", "y"}
+    group = json.loads((tmp_path / "s/zarr.json").read_text())
+    assert group.keys() == {"zarr_format", "node_type", "attributes", "consolidated_metadata"}
+    assert group["consolidated_metadata"]["must_understand"] is False
+    assert not list((tmp_path / "s/.mpistream").rglob("zarr.json"))
+    for document in documents.values():
+        assert document.keys() == {
+            *("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value"),
+            *("codecs", "attributes", "storage_transformers", "dimension_names"),
+        }
+        assert (document["storage_transformers"], document["chunk_key_encoding"]["name"]) == ([], "default")
+        chain = document["codecs"]
+        if chain[0]["name"] == "sharding_indexed":
+            (sharding,) = (c["configuration"] for c in chain)
+            assert sharding["index_location"] == "end"
+            assert [c["name"] for c in sharding["index_codecs"]] == ["bytes", "crc32c"]
+            chain = sharding["codecs"]
+        names = [c["name"] for c in chain]
+        assert (names[0], names[-1], len(names) <= 3) == ("bytes", "crc32c", True)
+
+
 # Limits
 
 

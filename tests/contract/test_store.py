@@ -16,7 +16,7 @@ import pytest
 from mpistream.errors import StoreError
 from mpistream.local_store import LocalStore
 from mpistream.memory_store import MemoryStore
-from mpistream.store import Listable, Readable, Store, Writable, open_store
+from mpistream.store import Listable, Readable, Store, Writable, open_readable, open_store
 
 DEADLINE = 30.0
 
@@ -768,8 +768,25 @@ class TestOpenStore:
 
     @pytest.mark.parametrize("missing", [Readable, Listable, Writable])
     def test_an_object_that_lacks_a_capability_is_refused_by_name(self, missing):
-        have = [c for c in (Readable, Listable, Writable) if c is not missing]
-        methods = {name: getattr(MemoryStore, name) for c in have for name in vars(c) if not name.startswith("_")}
-        with pytest.raises(StoreError, match=f"Half.*{missing.__name__}") as caught:
-            open_store(type("Half", (), methods)())
+        with pytest.raises(StoreError, match=f"Half can't hold a stream: .*{missing.__name__}") as caught:
+            open_store(store_without(missing))
         assert caught.value.kind == "capability"
+
+    @pytest.mark.parametrize("missing", [Readable, Listable])
+    def test_a_reader_needs_a_store_that_can_be_read_and_listed(self, missing):
+        with pytest.raises(StoreError, match=f"Half can't be read: .*{missing.__name__}") as caught:
+            open_readable(store_without(missing))
+        assert caught.value.kind == "capability"
+
+    def test_a_reader_needs_no_store_that_can_be_written(self):
+        half = store_without(Writable)
+        assert open_readable(half) is half
+        assert isinstance(open_readable("run.zarr"), LocalStore)
+        with pytest.raises(StoreError, match="scheme 's3'"):
+            open_readable("s3://bucket/run.zarr")
+
+
+def store_without(missing: type) -> Any:
+    have = [c for c in (Readable, Listable, Writable) if c is not missing]
+    methods = {name: getattr(MemoryStore, name) for c in have for name in vars(c) if not name.startswith("_")}
+    return type("Half", (), methods)()

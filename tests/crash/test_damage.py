@@ -190,12 +190,6 @@ def test_damaged_manifest_is_named(tmp_path: Path, damage: str, call: Callable[[
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
 
 
-def foreign_group(path: Path) -> None:
-    import zarr
-
-    zarr.create_group(path).create_array("u", shape=(2,), dtype="float32")
-
-
 def nothing(path: Path) -> None:
     return None
 
@@ -213,9 +207,9 @@ def without_manifest(path: Path) -> None:
     (path / MANIFEST).unlink()
 
 
-@pytest.mark.parametrize("make", [foreign_group, nothing, a_folder, a_file, without_manifest])
+@pytest.mark.parametrize("make", [nothing, a_folder, a_file, without_manifest])
 def test_what_is_no_store_of_ours_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    """A foreign group, a path that does not exist, a folder, a file: FormatError with the path and what is missing."""
+    """A path that does not exist, a folder, a file, half a store: FormatError with the path and what is missing."""
     path = tmp_path / "run.zarr"
     make(path)
     before = sorted(tmp_path.rglob("*"))
@@ -225,6 +219,29 @@ def test_what_is_no_store_of_ours_is_refused(tmp_path: Path, make: Callable[[Pat
     with pytest.raises(ms.ResumeError, match=rf"^{path} .*nothing to resume, use write_open"):
         ms.write_resume(path)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_foreign_group_has_no_records(tmp_path: Path) -> None:
+    """Of a group that others wrote the reader has no records: FormatError with the path and the way out."""
+    import zarr
+
+    path = tmp_path / "run.zarr"
+    zarr.create_group(path).create_array("u", shape=(2,), dtype="float32")
+    reader = ms.open_reader(path)
+    calls: list[Callable[[], Any]] = [
+        *(partial(getattr, reader, name) for name in ("manifest", "schema", "n_records", "committed", "times")),
+        *(partial(reader.read_record, "u", 0), partial(reader.read_static, "u"), partial(reader.read_blob, "u")),
+        *(reader.blobs, reader.refresh, lambda: next(reader.follow()), reader.to_zarr, reader.to_xarray),
+    ]
+    for call in calls:
+        with pytest.raises(ms.FormatError, match=rf"^{path}: no {MANIFEST}.*hierarchy\(\).*read_array\(\)") as caught:
+            call()
+        assert caught.value.kind == "no_manifest"
+    assert repr(reader) == f"StoreReader({str(path)!r}, no stream)"
+    with pytest.raises(ms.FormatError, match=rf"^{path}: no {MANIFEST}"):
+        ms.read_output_manifest(path)
+    with pytest.raises(ms.ResumeError, match=rf"^{path} .*nothing to resume, use write_open"):
+        ms.write_resume(path)
 
 
 def read_everything(path: Path) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from tests.support.scene import assert_holds, plain, time_of
 from tests.support.wait import wait_until
 from tests.support.writing_job import SCENE, SHARD, said_path
 
-N_KILLS = 14
+N_KILLS = 20
 OPTIONS = ms.Options(durability="none", timeout=20)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import mpistream as ms
-from tests.support.collective import OPTIONS, on_root, subcomm, sync, tree
-from tests.support.scene import PLANE, Scene
+from tests.support.collective import OPTIONS, at_most, on_root, subcomm, sync, tree
+from tests.support.scene import PLANE, Scene, assert_holds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -284,6 +284,32 @@ def test_uncommitted_packs_are_removed_by_a_resume(comm: MPI.Intracomm, mpi_tmp_
         w.close()
     sync(comm)
     on_root(comm, lambda: _assert_blobs(url, expected))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("is_there", [False, True], ids=["deleted", "cut"])
+def test_rank_without_its_blob_does_not_keep_the_others(
+    comm: MPI.Intracomm, mpi_tmp_path: Path, is_there: bool
+) -> None:
+    """One rank can't read its restart state: it and all others raise within seconds, with what it is (P-18)."""
+    url, bad = mpi_tmp_path / "s", comm.size - 1
+    _written(comm, url, 1)
+    pack = url / FOLDER / f"1-1-{bad}"
+    on_root(comm, lambda: pack.write_bytes(pack.read_bytes()[:50]) if is_there else pack.unlink())
+
+    def restart() -> None:
+        with ms.write_resume(url, comm=comm, options=OPTIONS) as w:
+            assert w.reader.read_blob("rng", 0, comm.rank) == _payload(comm.rank, "rng", 0)
+            PLANE.write(w, 1)
+            w.commit()
+
+    with at_most(10), pytest.raises(ms.MPIStreamError) as caught:
+        restart()
+    text = f"{FOLDER}/1-1-{bad}" if is_there else f"blob 'rng' of scope 0 and writer {bad}"
+    assert text in str(caught.value)
+    if not is_there and comm.rank != bad:
+        assert (type(caught.value), caught.value.rank) == (ms.CommitError, bad)
+    on_root(comm, lambda: assert_holds(url, PLANE, [0]))
 
 
 def test_damaged_pack_is_named(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:

@@ -125,6 +125,28 @@ def test_default_layout_fits_own_regions(comm: MPI.Intracomm, mpi_tmp_path: Path
     on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", scene, [0] * 3))
 
 
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize(("edges", "shard"), [((0, 2, 4, 6, 8), 2), ((0, 3, 6, 8, 10), 1)], ids=["even", "uneven"])
+def test_staggered_grids_share_one_decomposition(
+    comm: MPI.Intracomm, mpi_tmp_path: Path, edges: tuple[int, ...], shard: int
+) -> None:
+    """Cells, and the edges between them, of which the last rank has one more (P-08): each is one Zarr grid."""
+    n = edges[-1]
+    scene = Scene(
+        sizes={"y": n, "y_edge": n + 1, "x": 3},
+        variables={"rho": ("y x", "float32"), "v": ("y_edge x", "float64")},
+        statics={"mask": ("y_edge x", "bool")},
+    )
+    region = {"y": (n, n), "y_edge": (n + 1, n + 1)}
+    if comm.rank < 4:
+        a, b = edges[comm.rank : comm.rank + 2]
+        region = {"y": (a, b), "y_edge": (a, b + (b == n))}
+    schema = scene.schema(shard_shape={"y": shard, "y_edge": shard, "x": 3})
+    _written(comm, mpi_tmp_path / "s", scene, 3, schema=schema, region=region)
+
+    on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", scene, [0] * 3))
+
+
 @pytest.mark.parametrize("shard_y", [1, 3])
 def test_ranks_without_a_part_of_the_grid_may_pass_nothing(
     comm: MPI.Intracomm, mpi_tmp_path: Path, shard_y: int

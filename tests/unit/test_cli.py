@@ -286,6 +286,40 @@ def test_describe_names_a_folder_that_cannot_be_listed(store: Path, monkeypatch:
     assert (done.exit_code, done.stderr) == (1, f"error: list {store}/temperature: Permission denied\n")
 
 
+def test_info_of_another_zarr_store_lists_it(tmp_path: Path) -> None:
+    """A store that is no stream is listed, groups and arrays, and the streams below it with what is committed."""
+    array = {"shape": [5, 7], "data_type": "int16", "fill_value": 0, "dimension_names": ["y", None]}
+    array |= {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 4]}}, "codecs": ["bytes"]}
+    array |= {"zarr_format": 3, "node_type": "array", "chunk_key_encoding": "default"}
+    (tmp_path / "g/v").mkdir(parents=True)
+    (tmp_path / "g/zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    (tmp_path / "g/v/zarr.json").write_text(json.dumps(array))
+    make_store(tmp_path / "g/run", make_schema())
+    done = run("info", tmp_path / "g")
+    assert done.exit_code == 0
+    assert done.output.startswith(f"store   {tmp_path}/g\nstream  none")
+    rows = columns(done.output, "Nodes")
+    assert rows["/"] == ["group", "-", "-", "-", "-", "-"]
+    assert rows["/v"] == ["array", "y, -", "int16", "5 x 7", "-", "4 x 4"]
+    assert rows["/run"][0] == "stream"
+    assert rows["/run/temperature"] == ["array", "time, y, x", "float32", "6 x 7 x 5", "4 x 4 x 5", "2 x 2 x 5"]
+    facts = json.loads(run("info", tmp_path / "g", "--json").output)
+    assert facts["url"] == str(tmp_path / "g")
+    assert facts["nodes"][-1] == {
+        "path": "v",
+        "kind": "array",
+        "dims": ["y", None],
+        "dtype": "int16",
+        "shape": [5, 7],
+        "shard_shape": None,
+        "chunk_shape": [4, 4],
+    }
+    (tmp_path / "g/v/zarr.json").write_text("{")
+    done = run("info", tmp_path / "g")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: v/zarr.json: not valid JSON")
+
+
 # The command itself
 
 

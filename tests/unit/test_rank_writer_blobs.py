@@ -167,6 +167,39 @@ def test_a_rollback_drops_blobs() -> None:
     assert committed_blobs(crew) == {("static", "a"): b"2"}
 
 
+def test_a_blob_of_a_record_that_stays_pending_waits_for_it() -> None:
+    """A rollback drops both: another record at that number does not come with the blob of the first one."""
+    crew = Crew(schema())
+    (writer,) = crew.writers
+    write(crew, 0, 1, 2, 3, 4)
+    for number in (0, 4):
+        writer.write_blob("a", b"1", number)
+    writer.write_blob("b", b"1", "static")
+    assert crew.commit(partial_rows=False).committed == ((0, 4),)
+    assert committed_blobs(crew) == {(0, "a"): b"1", ("static", "b"): b"1"}
+    assert not writer.has_pending(())
+    with pytest.raises(SchemaError, match="is written already"):
+        writer.write_blob("a", b"2", 4)
+    writer.rollback()
+    write(crew, 4)
+    crew.commit()
+    assert blobs_of(crew, 2) is None
+    writer.write_blob("a", b"3", 4)
+    crew.commit()
+    assert blobs_of(crew, 3) == {(4, "a"): b"3"}
+
+
+def test_a_blob_of_a_record_that_is_not_written_yet_waits_for_it() -> None:
+    """In a fixed time dim it may come first, and is committed with its record."""
+    crew = Crew(schema(ms.IndexedTime(range(3), units="s")))
+    (writer,) = crew.writers
+    writer.write_blob("a", b"1", 1)
+    for number in (0, 1):
+        crew.write_at(number, float(number), {"t": VALUES})
+        crew.commit()
+        assert committed_blobs(crew) == ({(1, "a"): b"1"} if number else {})
+
+
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("others", [False, True])
 def test_blobs_that_were_placed_and_rolled_back_are_not_in_the_next_commit(fails, others) -> None:
@@ -199,6 +232,7 @@ def test_blobs_that_were_placed_are_not_committed_by_an_invalidation() -> None:
     (writer,) = crew.writers
     crew.write_at(0, 0.0, {"t": VALUES})
     crew.commit()
+    crew.write_at(1, 1.0, {"t": VALUES})
     writer.write_blob("a", b"1", 1)
     writer.place(writer.stage(partial_rows=True))
     crew.invalidate(0)

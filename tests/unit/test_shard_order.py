@@ -205,6 +205,21 @@ def test_records_that_are_not_kept_leave_no_trace_in_their_slab(kept) -> None:
     assert {k[0] for k in entries_of(spec, later)} == {n // 4 for n in kept}
 
 
+def test_an_inner_chunk_stays_stored_when_only_fill_is_left_of_it() -> None:
+    """Its old version is what an old index reads, and must outlast a second reading back too."""
+    spec = row_spec(2)
+    data = write_shard(spec, [np.zeros(BOX, F4), block(1)])
+    promise = Promise(spec, data, {0: np.zeros(BOX, F4)})
+    later = data
+    for _ in range(3):
+        later = joined(OpenShard.from_object(ChunkEncoder(spec), BOX, later, {0}))
+        promise.check(later)
+        assert in_zarr(2, 0, later).tobytes() == whole({}).tobytes()
+    shard = OpenShard.from_object(ChunkEncoder(spec), BOX, later, {0})
+    shard.put(2, block(2))
+    promise.check(joined(shard))
+
+
 def test_only_what_is_decoded_is_checked() -> None:
     """A damaged inner chunk that is kept whole stays as it is, one that is not kept at all does not matter."""
     spec = row_spec(2)

@@ -1,0 +1,206 @@
+"""Reading what others wrote: the nodes of any Zarr hierarchy, and its arrays by region.
+
+Our own codec chain reads what it speaks (`mpistream.zarr3.document` decides), range by range; everything else goes
+through zarr-python, which only then is imported. Absent chunks are fill value, as Zarr has it: unlike in a
+stream, nothing says that they should be there.
+
+What is listed is found folder by folder, not in consolidated metadata, which may be older than the documents.
+Links are followed, as every Zarr reader does: how deep and how many is bounded here, so a link that leads back
+ends as an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpistream.array_reader import cells, slices
+from mpistream.errors import FormatError, SchemaError, StoreError
+from mpistream.local_store import LocalStore
+from mpistream.manifest import FOLDER, MANIFEST_KEY, Manifest
+from mpistream.node import Node, box_of_region, is_node_name, stream_nodes
+from mpistream.store import ReadableStore
+from mpistream.tiling import Box
+from mpistream.zarr3.document import ArrayNode, Layout, parse_v2, parse_v3
+from mpistream.zarr3.metadata import GROUP_KEY
+from mpistream.zarr3.shard import read_shard
+
+__all__ = ["ForeignStore"]
+
+# Far beyond any hierarchy that a person made, and less than the 40 links that Linux follows in one path.
+_MAX_DEPTH = 32
+_MAX_NODES = 100_000
+
+
+class ForeignStore:
+    """A Zarr hierarchy that is not a stream of ours, though streams may lie in it.
+
+    Parameters
+    ----------
+    store
+        The store.
+    """
+
+    def __init__(self, store: ReadableStore) -> None:
+        self._store = store
+        # An array's document is read once: this reader stays with what it found.
+        self._known: dict[str, Node] = {}
+
+    def has_root(self) -> bool:
+        """Return whether the store's own folder is a node."""
+        return self._find("") is not None
+
+    def nodes(self) -> dict[str, Node]:
+        """Return path -> node of the whole hierarchy, sorted by path; the root's path is empty."""
+        found: dict[str, Node] = {}
+        waiting = [""]
+        while waiting:
+            path = waiting.pop()
+            node = self._find(path)
+            if node is None:
+                continue
+            found[path] = node
+            if len(found) > _MAX_NODES or path.count("/") >= _MAX_DEPTH:
+                raise FormatError(
+                    f"{self._store.url}: at {path[:200]!r} there are {len(found)} nodes, {path.count('/') + 1} deep; "
+                    f"at most {_MAX_NODES} nodes, {_MAX_DEPTH} deep, are listed; does a link lead back?",
+                    kind="too_many",
+                )
+            if node.kind != "group":
+                continue
+            names = self._store.list(path)
+            lead = f"{path}/" if path else ""
+            if FOLDER in names:
+                # A stream that was never created whole is none, and nothing else either.
+                del found[path]
+                found |= self._stream(path) or {}
+            else:
+                waiting += [lead + name for name in names if is_node_name(name)]
+        return dict(sorted(found.items(), key=lambda item: item[0].split("/")))
+
+    def _stream(self, path: str) -> dict[str, Node] | None:
+        """Return the nodes of the stream in a group, None where there is none."""
+        key = f"{path}/{MANIFEST_KEY}"
+        data = self._store.read(key)
+        return None if data is None else stream_nodes(path, Manifest.from_bytes(data, key))
+
+    def node(self, path: str) -> Node:
+        """Return the node at a path, from the root of the store and with "/"; an empty path is the root.
+
+        Raises
+        ------
+        SchemaError
+            Kind ``unknown`` when there is none.
+        FormatError
+            With the key, when its document is damaged.
+        """
+        if path in self._known:
+            return self._known[path]
+        parts = path.split("/") if isinstance(path, str) and path else []
+        if not isinstance(path, str) or not all(map(is_node_name, parts)):
+            raise SchemaError(
+                f"{path!r} is no path of a node; give names with / between them, as hierarchy() has them",
+                kind="unknown",
+            )
+        for i in range(1, len(parts) + 1):
+            if (stream := self._stream("/".join(parts[:i]))) is not None:
+                node = stream.get(path)
+                break
+        else:
+            node = self._find(path)
+            if node is not None:
+                self._known[path] = node
+        if node is None:
+            raise SchemaError(
+                f"there is no Zarr node {path!r} in {self._store.url}; hierarchy() lists those there are",
+                kind="unknown",
+            )
+        return node
+
+    def _find(self, path: str) -> Node | None:
+        """Return the node that the documents in a folder describe."""
+        lead = f"{path}/" if path else ""
+        key = lead + GROUP_KEY
+        if (data := self._store.read(key)) is not None:
+            return parse_v3(path, key, data)
+        for key in (lead + ".zarray", lead + ".zgroup"):
+            if (data := self._store.read(key)) is not None:
+                attributes = lead + ".zattrs"
+                return parse_v2(path, (key, attributes), data, self._store.read(attributes))
+        return None
+
+    def read(self, path: str, region: Any) -> NDArray[Any]:
+        """Return a region of an array.
+
+        Raises
+        ------
+        SchemaError
+            As `node`; a group; a region that does not fit; kind ``stream`` for an array of a stream.
+        FormatError
+            With the key: a damaged document or chunk, or an array that zarr-python can't read either.
+        StoreError
+            A failure of the storage.
+        """
+        node = self.node(path)
+        if node.kind == "group":
+            raise SchemaError(f"{path!r} is a group; hierarchy() lists its arrays", kind="unknown")
+        if not isinstance(node, ArrayNode):
+            stream = f"{self._store.url}/{path.rpartition('/')[0]}"
+            raise SchemaError(
+                f"{path!r} is an array of a stream of mpistream, which open_reader({stream!r}) reads", kind="stream"
+            )
+        box = box_of_region(node, region)
+        if node.layout is None:
+            return self._read_with_zarr(node, box)
+        try:
+            out = np.empty([b - a for a, b in box], node.layout.dtype)
+        except (MemoryError, ValueError) as error:
+            raise SchemaError(
+                f"{path!r}: the region {box} is too large for memory; give a smaller one", kind="region"
+            ) from error
+        if out.size:
+            self._read_chunks(path, node.layout, box, out)
+        return out
+
+    def _read_chunks(self, path: str, layout: Layout, box: Box, out: NDArray[Any]) -> None:
+        lead = f"{path}/" if path else ""
+        for index, inside, within in cells(box, layout.chunk_shape):
+            key, target = lead + layout.chunk_key(index), slices(within)
+            opened = self._store.open(key)
+            if opened is None:
+                out[target] = layout.fill
+                continue
+            try:
+                if layout.shards is not None:
+                    read_shard(layout.shards, opened.nbytes, opened.read, inside, out[target])
+                else:
+                    chunk = layout.codec.decode(opened.read(0, opened.nbytes), layout.chunk_shape)
+                    out[target] = chunk[slices(inside)]
+            except FormatError as error:
+                raise FormatError(f"{key}: {error}", kind=error.kind) from error
+            finally:
+                opened.close()
+
+    def _read_with_zarr(self, node: ArrayNode, box: Box) -> NDArray[Any]:
+        if not isinstance(self._store, LocalStore):
+            raise StoreError(
+                f"array {node.path!r} has {node.foreign}, which only zarr-python reads, and only a local folder can be "
+                f"given to zarr, not {self._store.url}",
+                kind="not_local",
+            )
+        import zarr  # noqa: PLC0415 (a rank that needs it imports it, no other)
+
+        root = f"{self._store.root}/{node.path}".rstrip("/")
+        try:
+            array = zarr.open_array(root, mode="r", zarr_format=2 if node.zarr_format == 2 else 3)  # noqa: PLR2004
+            found = np.asarray(array[slices(box)])
+        # Whatever zarr and its codecs make of what they don't know, or of a store that is damaged.
+        except Exception as error:
+            raise FormatError(
+                f"array {node.path!r} of {self._store.url} has {node.foreign}, which is read by zarr-python, and that "
+                f"failed: {type(error).__name__}: {error}",
+                kind="zarr",
+            ) from error
+        return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))

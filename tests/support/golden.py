@@ -1,0 +1,158 @@
+"""What the golden stores hold, as closed forms: `tests/data/make_golden.py` writes it, a test compares with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mpistream as ms
+
+__all__ = ["CASES", "FOLDER", "Golden", "payload"]
+
+FOLDER = Path(__file__).parents[1] / "data" / "golden"
+
+SIZES = {"y": 4, "x": 6}
+_PLACES = {"time": 1000, "y": 100, "x": 1}
+
+
+def payload(key: str, scope: int | str, writer: int) -> bytes:
+    """Return the bytes of a blob."""
+    return f"{key} of {scope} by {writer}\0".encode() * 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Golden:
+    """One golden store.
+
+    Parameters
+    ----------
+    times
+        Of all records; in indexed mode of those that are not committed too.
+    variables, statics, coords
+        Name -> description. Values are digits: 1000 record + 100 y + x, where the array has these dims.
+    committed
+        The records that are; all of them by default.
+    blobs
+        (key, scope, writer) of each.
+    is_indexed
+        Whether the times are fixed.
+    layout
+        Further arguments of the schema.
+    """
+
+    times: tuple[float, ...]
+    variables: Mapping[str, ms.Variable]
+    statics: Mapping[str, ms.Variable] = field(default_factory=dict)
+    coords: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    committed: tuple[int, ...] | None = None
+    blobs: tuple[tuple[str, int | str, int], ...] = ()
+    is_indexed: bool = False
+    layout: Mapping[str, Any] = field(default_factory=dict)
+
+    def schema(self) -> ms.StreamSchema:
+        """Return the schema."""
+        units = "hours since 2000-01-01"
+        return ms.StreamSchema(
+            dims={"time": None, **SIZES},
+            time=ms.IndexedTime(np.array(self.times), units=units) if self.is_indexed else ms.AppendTime(units=units),
+            variables=dict(self.variables),
+            statics=dict(self.statics),
+            coords={
+                name: ms.Coordinate(dims, self.value(name) if dims == (name,) else None, dtype="float64")
+                for name, dims in self.coords.items()
+            },
+            attrs={"title": "golden"},
+            **self.layout,
+        )
+
+    @property
+    def records(self) -> tuple[int, ...]:
+        """The committed records."""
+        return tuple(range(len(self.times))) if self.committed is None else self.committed
+
+    def value(self, name: str, record: int = 0) -> NDArray[Any]:
+        """Return one record of a variable, or a static or coordinate, as a whole."""
+        if name in self.coords:
+            return self._of_dims(self.coords[name], record, np.dtype("float64"))
+        variable = {**self.variables, **self.statics}[name]
+        return self._of_dims(tuple(variable.dims), record, np.dtype(variable.dtype))
+
+    def _of_dims(self, dims: tuple[str, ...], record: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        space = [d for d in dims if d != "time"]
+        value = np.full([SIZES[d] for d in space], 1000 * record if "time" in dims else 0, np.int64)
+        for d, index in zip(space, np.indices(value.shape), strict=True):
+            value += _PLACES[d] * index
+        return (value % 2 == 1).astype(dtype) if dtype.kind == "b" else value.astype(dtype)
+
+    def record(self, record: int, region: Mapping[str, tuple[int, int]]) -> dict[str, NDArray[Any]]:
+        """Return a writer's blocks of all variables."""
+        return {name: self.block(name, region, record) for name in self.variables}
+
+    def block(self, name: str, region: Mapping[str, tuple[int, int]], record: int = 0) -> NDArray[Any]:
+        """Return a writer's block of an array."""
+        dims = self.coords[name] if name in self.coords else {**self.variables, **self.statics}[name].dims
+        space = [d for d in dims if d != "time"]
+        return self.value(name, record)[tuple(slice(*region[d]) if d in region else slice(None) for d in space)]
+
+
+_FIELD = ("time", "y", "x")
+
+CASES = {
+    "rows-of-one": Golden(
+        times=(0.0, 0.5, 1.5),
+        variables={
+            "u": ms.Variable(_FIELD, "float32", attrs={"units": "m s-1"}),
+            "ice": ms.Variable(_FIELD, "bool"),
+            "zonal": ms.Variable(("time", "y"), "complex64"),
+            "energy": ms.Variable(("time",), "float64"),
+        },
+        coords={"y": ("y",)},
+        layout={"shard_shape": {"y": 2, "x": 6}, "chunk_shape": {"y": 2, "x": 3}},
+    ),
+    # Committed after 3, 4 and 6 records: a row that grew, and one that is filled in part.
+    "rows-of-four": Golden(
+        times=(0.0, 1.0, 2.0, 3.0, 4.0, 5.0),
+        variables={"u": ms.Variable(_FIELD, "float64", fill_value=-1.0), "n": ms.Variable(_FIELD, "int16")},
+        layout={
+            "shard_shape": {"time": 4, "y": 2, "x": 6},
+            "chunk_shape": {"time": 2, "y": 2, "x": 6},
+            "codec": "compact",
+            "key_separator": ".",
+        },
+    ),
+    # Records 5, 0, 1 and 3, then 1 was invalidated and 0 invalidated and written again.
+    "indexed": Golden(
+        times=(0.0, 0.25, 0.5, 1.0, 2.0, 4.0),
+        variables={"u": ms.Variable(_FIELD, "float32"), "flag": ms.Variable(("time",), "uint8")},
+        committed=(0, 3, 5),
+        is_indexed=True,
+        layout={"shard_shape": {"time": 2, "y": 4, "x": 6}, "codec": "wasm"},
+    ),
+    # Resumed once, which dropped the last of four records.
+    "blobs-and-statics": Golden(
+        times=(0.0, 1.0, 2.0, 3.0),
+        variables={"u": ms.Variable(_FIELD, "float16")},
+        statics={
+            "topo": ms.Variable(("y", "x"), "int32"),
+            "wet": ms.Variable(("y", "x"), "bool"),
+            "gravity": ms.Variable((), "float64"),
+        },
+        coords={"x": ("x",), "lat": ("y", "x")},
+        blobs=(("config", "static", 0), ("rng", 0, 0), ("rng", 2, 0), ("step", 2, 0), ("rng", 3, 0)),
+        layout={"shard_shape": {"y": 2, "x": 3}, "codec": "none"},
+    ),
+    # Written by two parts, committed twice with their tokens.
+    "parts": Golden(
+        times=(0.0, 1.0, 2.0),
+        variables={"u": ms.Variable(_FIELD, "float32"), "merid": ms.Variable(("time", "x"), "int64")},
+        statics={"topo": ms.Variable(("y", "x"), "float32")},
+        blobs=(("rng", 1, 0), ("rng", 1, 1)),
+        layout={"shard_shape": {"time": 4, "y": 2, "x": 6}, "codec": "diagnostic"},
+    ),
+}
+"""Name of the folder, without ``.zarr`` -> what is in it."""
