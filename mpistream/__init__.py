@@ -31,6 +31,7 @@ from mpistream.region import Region
 from mpistream.repairing import repair
 from mpistream.schema import StreamSchema, schema_fingerprint
 from mpistream.session import write_open, write_resume
+from mpistream.several import commit_all
 from mpistream.token import CommitReceipt, CommitToken
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "TilingError",
     "Variable",
     "__version__",
+    "commit_all",
     "commit_tokens",
     "decompose",
     "open_reader",

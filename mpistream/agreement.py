@@ -19,6 +19,7 @@ may still be inside.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -58,11 +59,14 @@ class Channel:
         self._transport = transport
         self.rank = transport.rank
         self.size = transport.size
+        self.communicator = transport.communicator
         self._timeout = timeout
         self._n = 0
         self.failure: MPIStreamError | None = None
         """Why the channel is dead, once it is."""
         self._left_at: int | None = None
+        # Votes that another channel looked at while it waited.
+        self._seen: deque[tuple[int, dict[str, Any]]] = deque()
 
     def exchange(
         self,
@@ -72,6 +76,7 @@ class Channel:
         payload: Any = None,
         failure: MPIStreamError | None = None,
         answer: Callable[[list[Any]], list[Any]] | None = None,
+        others: Sequence[Channel] = (),
     ) -> Any:
         """Agree: all votes to rank 0, one answer to each rank.
 
@@ -87,6 +92,8 @@ class Channel:
             What is wrong on this rank; then every rank raises it.
         answer
             On rank 0: from all payloads to one JSON value per rank. What it raises, every rank raises.
+        others
+            On rank 0: channels of the same ranks. A rank that votes there meanwhile will not come here.
 
         Returns
         -------
@@ -110,11 +117,11 @@ class Channel:
         try:
             if failure is not None:
                 raise error_from_json(error_to_json(failure, rank=0)) from failure
-            payloads = self._votes(n, operation, digest, payload)
+            payloads = self._votes(n, operation, digest, payload, others)
             answers = answer(payloads) if answer is not None else [None] * self.size
         except MPIStreamError as error:
             self._answer_all(n, error_to_json(error))
-            self._note(error)
+            self.note(error)
             raise
         except BaseException as error:
             document = error_to_json(error, rank=0)
@@ -126,17 +133,21 @@ class Channel:
             self._transport.send(rank, _TAG_ANSWER, _dump({"n": n, "value": answers[rank]}))
         return answers[0]
 
-    def _note(self, error: BaseException) -> None:
+    def note(self, error: BaseException) -> None:
+        """Take note of an error that every rank has: after some kinds the channel is dead.
+
+        Not collective.
+        """
         if isinstance(error, CommitError) and error.kind in _DEADLY:
             self.failure = error
 
-    def _votes(self, n: int, operation: str, digest: str, payload: Any) -> list[Any]:
+    def _votes(self, n: int, operation: str, digest: str, payload: Any, others: Sequence[Channel]) -> list[Any]:
         """Poll for the votes of agreement ``n``; raise at the first that says failure or does not match."""
         payloads = {0: payload}
         for _ in waiting(self._timeout):
             # All that have come, before any conclusion: a rank that gave up takes its vote back with a second one.
-            while (found := self._transport.poll(_TAG_ARRIVE)) is not None:
-                rank, vote = found[0], json.loads(found[1])
+            while (found := self._seen.popleft() if self._seen else self._poll_vote()) is not None:
+                rank, vote = found
                 # An older one comes from a rank that was late for an agreement that has failed since; but a rank that
                 # left will not come to this one either.
                 if vote["n"] == n or vote["operation"] == "leave":
@@ -144,6 +155,8 @@ class Channel:
                     payloads[rank] = vote["payload"]
             if len(payloads) == self.size:
                 return [payloads[rank] for rank in range(self.size)]
+            for other in others:
+                other._refuse(operation, set(range(self.size)) - set(payloads))
         missing = [rank for rank in range(self.size) if rank not in payloads]
         more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
         raise CommitError(
@@ -153,6 +166,35 @@ class Channel:
             kind="timeout",
             rank=missing[0],
         )
+
+    def _poll_vote(self) -> tuple[int, dict[str, Any]] | None:
+        found = self._transport.poll(_TAG_ARRIVE)
+        return None if found is None else (found[0], json.loads(found[1]))
+
+    def _refuse(self, operation: str, missing: set[int]) -> None:
+        """End the agreement in which one of the ranks waits that are missing in another; raise for that one."""
+        if not self.is_usable():
+            return
+        while (found := self._poll_vote()) is not None:
+            self._seen.append(found)
+        for rank, vote in self._seen:
+            # One that leaves says so on every channel.
+            if rank in missing and vote["n"] == self._n and vote["operation"] != "leave":
+                error = ProtocolError(
+                    f"rank {rank} called {vote['operation']} of another writer, rank 0 {operation}; every rank must "
+                    "make the same calls with the same writers",
+                    kind="mismatch",
+                    rank=rank,
+                )
+                self.announce(error=error)
+                raise error
+
+    def has_ranks_of(self, other: Channel) -> bool:
+        """Return whether both channels connect the same processes in the same order.
+
+        Not collective.
+        """
+        return self._transport.has_ranks_of(other._transport)
 
     @staticmethod
     def _check_vote(rank: int, vote: dict[str, Any], operation: str, digest: str) -> None:
@@ -190,7 +232,7 @@ class Channel:
                 # The token may have gone: what rank 0 made of it this rank can't know.
                 text, kind = "rank 0 did not take the token; write_resume tells what is committed", "outcome_unknown"
             error = CommitError(f"{text} (timeout {self._timeout:g} s)", kind=kind, rank=None if self.rank == 0 else 0)
-            self._note(error)
+            self.note(error)
             raise error from None
 
     def swap(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
@@ -217,7 +259,7 @@ class Channel:
                 kind="timeout",
                 rank=self.rank,
             )
-            self._note(error)
+            self.note(error)
             raise error from None
 
     def announce(self, value: Any = None, error: BaseException | None = None) -> None:
@@ -229,7 +271,7 @@ class Channel:
         self._n += 1
         if error is not None:
             self._answer_all(n, error_to_json(error, rank=None if isinstance(error, MPIStreamError) else 0))
-            self._note(error)
+            self.note(error)
             return
         for rank in range(1, self.size):
             self._transport.send(rank, _TAG_ANSWER, _dump({"n": n, "value": value}))
@@ -285,7 +327,7 @@ class Channel:
     def _open_answer(self, answer: dict[str, Any]) -> Any:
         if "error" in answer:
             error = error_from_json(answer["error"])
-            self._note(error)
+            self.note(error)
             raise error
         return answer["value"]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,22 @@ from mpistream.block import as_array, keeps_values
 from mpistream.description import Coordinate, Shape, Staggered
 from mpistream.errors import FormatError, SchemaError
 from mpistream.grid import ShardGrid
-from mpistream.names import check_name, fill_to_json, json_value, stored_dtype
+from mpistream.names import (
+    TIME_UNITS,
+    cast_times,
+    check_name,
+    dtype_name,
+    fill_to_json,
+    json_value,
+    stored_dtype,
+)
+from mpistream.rounding import Rounding
+from mpistream.strings import is_string, string_array
 from mpistream.zarr3.codecs import MAX_CHUNK_NBYTES, ChunkCodec, profile_chain
 from mpistream.zarr3.shard import ShardSpec
 
 __all__ = [
+    "QUANTIZATION_NAME",
     "SERIES_CHUNK",
     "ArraySpec",
     "Role",
@@ -31,16 +41,21 @@ __all__ = [
     "coordinate_chunks",
     "coordinate_values",
     "shape_over",
-    "with_coordinates_attribute",
 ]
 
 # On disk. Do not change; see FORMAT.md. Records a chunk of the time coordinate and of variables over time alone.
 SERIES_CHUNK = 1024
+# The quantization variable (CF conventions, section 8.4.1): an array without dims and values that carries attributes.
+QUANTIZATION_NAME = "quantization_info"
+
 
 # A coordinate that the owner writes is one chunk, or several of at most this size.
 _COORDINATE_CHUNK_NBYTES = 64 * 1024 * 1024
 # Readers with 32-bit sizes exist, and a shard is held in memory while it is written.
 _MAX_SHARD_NBYTES = 2**31 - 1
+# NaT as an integer, and the units that xarray decodes no timedelta to.
+_NAT = -(2**63)
+_COARSE_UNITS = ("D", "h", "m")
 
 
 class Role(Enum):
@@ -72,6 +87,7 @@ class ArraySpec:
     shard_shape: tuple[int | None, ...]
     """Over ``dims``, time included; None where the layout is still open."""
     chunk_shape: tuple[int | None, ...]
+    keep_bits: int | None = None
     values: NDArray[Any] | None = None
     digest: str | None = None
     staggered: Mapping[str, Staggered] = field(default_factory=dict)
@@ -98,9 +114,14 @@ class ArraySpec:
         return tuple(self.staggered[d].n_extra if d in self.staggered else 0 for d in self.space_dims)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the owner writes it at once, in plain chunks: Zarr has no shard of an array without dims."""
+        return self.role is Role.COORDINATE or (self.role is Role.STATIC and (not self.dims or is_string(self.dtype)))
+
+    @property
     def is_sharded(self) -> bool:
         """Whether ranks write it in shards."""
-        return self.role in (Role.VARIABLE, Role.STATIC)
+        return self.role in (Role.VARIABLE, Role.STATIC) and not self.is_whole
 
     @property
     def is_resolved(self) -> bool:
@@ -137,6 +158,32 @@ class ArraySpec:
             n_extra=self.n_extra,
         )
 
+    @property
+    def rounding(self) -> Rounding | None:
+        """How values are rounded before they are encoded."""
+        return None if self.keep_bits is None else Rounding(self.keep_bits, self.fill)
+
+    @property
+    def zarr_dtype(self) -> np.dtype[Any]:
+        """The dtype in Zarr's document: int64 for times, which every reader knows."""
+        return np.dtype("int64") if self.dtype.kind in "mM" else self.dtype
+
+    @property
+    def zarr_attrs(self) -> dict[str, Any]:
+        """The attributes in Zarr's document, with those that follow from the dtype and from ``keep_bits``."""
+        attrs = dict(self.attrs)
+        if self.dtype.kind in "mM":
+            unit, _ = np.datetime_data(self.dtype)
+            attrs |= {"units": TIME_UNITS[unit], "_FillValue": _NAT}
+            if self.dtype.kind == "M":
+                attrs |= {"units": f"{TIME_UNITS[unit]} since 1970-01-01", "calendar": "proleptic_gregorian"}
+            else:
+                # xarray decodes to no unit above seconds, and without this attribute not at all.
+                attrs["dtype"] = f"timedelta64[{'s' if unit in _COARSE_UNITS else unit}]"
+        if self.keep_bits is not None:
+            attrs |= {"quantization": QUANTIZATION_NAME, "quantization_nsb": self.keep_bits}
+        return attrs
+
     def shard_spec(self) -> ShardSpec:
         """Return how its shards are encoded, with a time extent of 1 for an array without time.
 
@@ -148,6 +195,7 @@ class ArraySpec:
             chunk_shape=(*lead, *self.resolved_chunk_shape),
             codec=ChunkCodec(self.chain, self.dtype),
             fill=self.fill,
+            rounding=self.rounding,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -159,8 +207,9 @@ class ArraySpec:
             "name": self.name,
             "role": self.role.value,
             "dims": list(self.dims),
-            "dtype": self.dtype.name,
+            "dtype": dtype_name(self.dtype),
             "fill_value": fill_to_json(self.fill),
+            "keep_bits": self.keep_bits,
             "attrs": dict(self.attrs),
             "codecs": [dict(c) for c in self.chain],
             "shard_shape": list(self.shard_shape),
@@ -292,17 +341,6 @@ def checked_array_dims(
     return dims
 
 
-def with_coordinates_attribute(arrays: dict[str, ArraySpec], coords: Mapping[str, Coordinate]) -> dict[str, ArraySpec]:
-    """Name the auxiliary coordinates in each array's ``coordinates`` attribute (CF conventions, section 5)."""
-    auxiliary = [n for n in coords if arrays[n].dims != (n,)]
-    for name, array in arrays.items():
-        fitting = [n for n in auxiliary if set(arrays[n].dims) <= set(array.dims)]
-        if name not in coords and fitting and "coordinates" not in array.attrs:
-            attrs = MappingProxyType({**array.attrs, "coordinates": " ".join(fitting)})
-            arrays[name] = replace(array, attrs=attrs)
-    return arrays
-
-
 def coordinate_values(name: str, item: Coordinate, shape: tuple[int, ...]) -> NDArray[Any]:
     """Return the values of a coordinate in its dtype on disk, as a read-only copy.
 
@@ -313,19 +351,15 @@ def coordinate_values(name: str, item: Coordinate, shape: tuple[int, ...]) -> ND
     SchemaError
         Kind ``shape`` or ``dtype``.
     """
+    wanted = None if item.dtype is None else stored_dtype(f"coordinate {name!r}", item.dtype)
     given = as_array(f"coordinate {name!r}", item.values)
+    if _is_text(given) if wanted is None else is_string(wanted):
+        given = string_array(f"coordinate {name!r}", item.values, wanted)
     if given.shape != shape:
         raise SchemaError(f"coordinate {name!r}: values of shape {given.shape}, its dims have {shape}", kind="shape")
-    dtype = stored_dtype(f"coordinate {name!r}", given.dtype if item.dtype is None else item.dtype)
-    if given.dtype.kind == "c" and dtype.kind != "c":
-        values = None
-    else:
-        with np.errstate(all="ignore"):
-            values = np.array(given, dtype, order="C")
-    # Lists of Python ints have a dtype by accident, so equal values are as good as a safe cast.
-    if values is None or not (
-        keeps_values(given.dtype, dtype) or np.array_equal(values, given, equal_nan=dtype.kind in "fc")
-    ):
+    dtype = stored_dtype(f"coordinate {name!r}", given.dtype) if wanted is None else wanted
+    values = _cast_values(given, dtype)
+    if values is None:
         raise SchemaError(
             f"coordinate {name!r}: {given.dtype} into {dtype.name} loses values; give another dtype", kind="dtype"
         )
@@ -333,7 +367,29 @@ def coordinate_values(name: str, item: Coordinate, shape: tuple[int, ...]) -> ND
     return values
 
 
-def codec_chain(name: str, codec: Any, dtype: np.dtype[Any]) -> tuple[Mapping[str, Any], ...]:
+def _cast_values(given: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """Return a copy in another dtype, None when that changes a value."""
+    if given.dtype.kind in "mM" or dtype.kind in "mM":
+        cast = cast_times(given, dtype)
+        return None if cast is None else np.array(cast, order="C")
+    # numpy would parse strings as numbers.
+    if (given.dtype.kind == "c" and dtype.kind != "c") or (given.dtype.kind in "SUT" and not is_string(dtype)):
+        return None
+    with np.errstate(all="ignore"):
+        values = np.array(given, dtype, order="C")
+    # Lists of Python ints have a dtype by accident, so equal values are as good as a safe cast.
+    is_same = keeps_values(given.dtype, dtype) or np.array_equal(values, given, equal_nan=dtype.kind in "fc")
+    return values if is_same else None
+
+
+def _is_text(given: NDArray[Any]) -> bool:
+    """An array of objects may hold strings, or something else that has a message of its own."""
+    return given.dtype.kind in "SUT" or (given.dtype.kind == "O" and any(isinstance(x, str) for x in given.flat))
+
+
+def codec_chain(
+    name: str, codec: Any, dtype: np.dtype[Any], keep_bits: int | None = None
+) -> tuple[Mapping[str, Any], ...]:
     """Return the codec chain of a profile, or a given one once it is known that we speak it.
 
     Not collective.
@@ -344,13 +400,20 @@ def codec_chain(name: str, codec: Any, dtype: np.dtype[Any]) -> tuple[Mapping[st
         Kind ``codec``.
     """
     if isinstance(codec, str):
-        return tuple(profile_chain(codec, dtype))
+        return tuple(profile_chain(codec, dtype, is_rounded=keep_bits is not None))
     if not isinstance(codec, Sequence) or not all(isinstance(c, Mapping) for c in codec):
         raise SchemaError(
             f"variable {name!r}: codec {codec!r}: give a profile name or a list of Zarr codecs", kind="codec"
         )
     try:
         chain = [json_value(f"codec {c.get('name')!r}", c) for c in codec]
+        # A chain that is meant for all arrays of a schema: strings of any length have another serializer, and only
+        # where a value has several bytes a byte order stands in it, and must.
+        if chain[:1] and chain[0].get("name") == "bytes":
+            if dtype.kind == "T":
+                chain[0] = {"name": "vlen-utf8"}
+            elif dtype.itemsize > 1 and not chain[0].get("configuration"):
+                chain[0] = {"name": "bytes", "configuration": {"endian": "little"}}
         # What we write can always be verified, by every reader.
         if chain[-1:] and chain[-1].get("name") != "crc32c":
             chain.append({"name": "crc32c"})

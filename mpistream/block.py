@@ -10,8 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.errors import SchemaError
+from mpistream.names import cast_times
+from mpistream.strings import is_string, string_array
 
 __all__ = ["as_array", "check_block", "check_blocks", "check_time", "keeps_values"]
+
+
+# Devices of the DLPack protocol whose memory this process reads: kDLCPU, and pinned host memory of CUDA and ROCm.
+_HOST_DEVICES = (1, 3, 11)
 
 
 def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -24,7 +30,8 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
     name
         The variable, for messages.
     value
-        Array of any strides and byte order, or a Python scalar, which broadcasts.
+        Array of any strides and byte order, what gives one by ``__array__`` or, in this process's memory, by
+        ``__dlpack__``, or a Python scalar, datetime64 or timedelta64, which broadcast; for strings sequences, too.
     shape
         The block's shape, without time.
     dtype
@@ -33,10 +40,13 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
     Raises
     ------
     SchemaError
-        Kind ``shape`` or ``dtype``. Rounding of floats to fewer bits is allowed; whatever else could change
-        a value is refused, with the cast to write if it is meant.
+        Kind ``shape``, ``dtype``, ``device`` or ``mask``. Rounding of floats to fewer bits is allowed; whatever else
+        could change a value is refused, with the cast to write if it is meant.
     """
-    if isinstance(value, bool | int | float | complex):
+    is_text = is_string(dtype)
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        value = np.broadcast_to(np.asarray(value), shape)
+    elif not is_text and isinstance(value, bool | int | float | complex):
         return np.broadcast_to(_scalar(name, value, dtype), shape)
     if np.ma.is_masked(value):
         # The values under a mask are undefined, and Zarr has no mask: what stands there is for the model to say.
@@ -44,7 +54,9 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
             f"variable {name!r}: the block is masked; pass block.filled(value) with the variable's fill value",
             kind="mask",
         )
-    block = as_array(f"variable {name!r}", value)
+    block = string_array(f"variable {name!r}", value, dtype) if is_text else as_array(f"variable {name!r}", value)
+    if isinstance(value, str) and is_text:
+        return np.broadcast_to(block, shape)
     # A model may give an empty rank any block without cells.
     if block.size == 0 and 0 in shape and block.ndim == len(shape):
         block = block.reshape(shape)
@@ -60,6 +72,15 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
             f"pass block.astype({dtype.name!r}) if that is meant",
             kind="dtype",
         )
+    if dtype.kind in "mM":
+        cast = cast_times(block, dtype)
+        if cast is None:
+            raise SchemaError(
+                f"variable {name!r}: a value of the {block.dtype} block is beyond the range of {dtype.name}; "
+                "give the variable a coarser unit",
+                kind="dtype",
+            )
+        return cast
     return block
 
 
@@ -104,12 +125,43 @@ def as_array(what: str, value: Any) -> NDArray[Any]:
     Raises
     ------
     SchemaError
-        Kind ``shape`` for nested sequences of different lengths.
+        Kind ``shape`` for nested sequences of different lengths, kind ``device`` for an array in the memory of a
+        device, kind ``dtype`` for one that numpy can't take.
     """
+    if type(value) is np.ndarray:
+        return value
+    _check_device(what, value)
     try:
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            return np.from_dlpack(value)
         return np.asarray(value)
     except ValueError as error:
         raise SchemaError(f"{what}: {error}; give an array", kind="shape") from error
+    except Exception as error:  # whatever the other library raises, for example for a dtype that numpy lacks
+        raise SchemaError(
+            f"{what}: numpy can't take this {type(value).__name__}: {error}; give an array that numpy.asarray takes",
+            kind="dtype",
+        ) from error
+
+
+def _check_device(what: str, value: Any) -> None:
+    """Refuse an array in the memory of a device: the copy out of it is for the model to place in time."""
+    where = None
+    if hasattr(value, "__dlpack_device__"):
+        try:
+            device = int(value.__dlpack_device__()[0])
+        except Exception:  # noqa: BLE001 (a sharded array has no one device, and may have a form for numpy)
+            device = _HOST_DEVICES[0]
+        if device not in _HOST_DEVICES:
+            where = f"DLPack device type {device}"
+    elif hasattr(value, "__cuda_array_interface__"):
+        where = "it has __cuda_array_interface__"
+    if where is not None:
+        raise SchemaError(
+            f"{what}: the {type(value).__name__} lies in the memory of a device ({where}); copy it to the host first, "
+            "with jax.device_get(block) for JAX, block.cpu() for PyTorch, block.get() for CuPy",
+            kind="device",
+        )
 
 
 def keeps_values(given: np.dtype[Any], stored: np.dtype[Any]) -> bool:
@@ -117,6 +169,10 @@ def keeps_values(given: np.dtype[Any], stored: np.dtype[Any]) -> bool:
 
     Not collective.
     """
+    if given.kind in "mM" or stored.kind in "mM":
+        # To numpy an integer is as good as a timedelta, and one without a unit as one in any.
+        is_timed = given.kind == stored.kind and np.datetime_data(given)[0] != "generic"
+        return is_timed and np.can_cast(given, stored, "safe")
     rounds = (given.kind, stored.kind) in (("f", "f"), ("c", "c"), ("f", "c"))
     return rounds or np.can_cast(given, stored, "safe")
 
@@ -124,7 +180,7 @@ def keeps_values(given: np.dtype[Any], stored: np.dtype[Any]) -> bool:
 def _scalar(name: str, value: complex, dtype: np.dtype[Any]) -> NDArray[Any]:
     """A Python number has no dtype of its own: its value decides."""
     cast: NDArray[Any] | None = None
-    if not isinstance(value, complex) or dtype.kind == "c":
+    if dtype.kind not in "mM" and (not isinstance(value, complex) or dtype.kind == "c"):
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 cast = np.array(value, dtype)
@@ -151,7 +207,7 @@ def check_time(t: Any, last_t: float | None) -> float:
     except (OverflowError, TypeError, ValueError):
         value = None
     if value is None:
-        raise SchemaError(f"t = {t!r} is not a number; give it in the schema's time units", kind="time")
+        raise SchemaError(f"t = {t!r} is neither a number in the schema's time units nor a date", kind="time")
     if not np.isfinite(value):
         raise SchemaError(f"t = {value}: give a finite time in the schema's units", kind="time")
     if last_t is not None and value <= last_t:

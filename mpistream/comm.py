@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,6 +37,10 @@ class Transport(Protocol):
     rank: int
     size: int
 
+    @property
+    def communicator(self) -> Hashable:
+        """What stands for the communicator that the user gave, in this process."""
+
     def send(self, dest: int, tag: int, data: bytes) -> None:
         """Send without waiting."""
 
@@ -54,6 +58,9 @@ class Transport(Protocol):
         Between two ranks, what is sent and what is received are as many arrays of the same shapes and dtypes, in the
         same order.
         """
+
+    def has_ranks_of(self, other: Transport) -> bool:
+        """Whether both connect the same processes in the same order."""
 
     def is_usable(self) -> bool:
         """Whether messages can still be sent; after MPI_Finalize they can't."""
@@ -85,6 +92,7 @@ class SerialTransport:
 
     rank = 0
     size = 1
+    communicator: Hashable = None
 
     def send(self, dest: int, tag: int, data: bytes) -> None:
         """There is nobody to send to."""
@@ -101,6 +109,10 @@ class SerialTransport:
         self, sends: Sequence[tuple[int, NDArray[Any]]], receives: Sequence[tuple[int, NDArray[Any]]], timeout: float
     ) -> None:
         """There is nobody to swap with."""
+
+    def has_ranks_of(self, other: Transport) -> bool:
+        """Whether the other, too, is this process alone."""
+        return other.size == 1
 
     def is_usable(self) -> bool:
         """There is nothing that could end."""
@@ -145,6 +157,7 @@ class MPITransport:
             what = "MPI.COMM_NULL" if comm == MPI.COMM_NULL else "an intercommunicator"
             raise ProtocolError(f"comm is {what}; pass an intracommunicator of the ranks that write", kind="comm")
         self._mpi = MPI
+        self.communicator: Hashable = comm.py2f()
         # Nonblocking, so that a rank that never comes is an error and not a hang.
         self._comm, request = comm.Idup()
         _not_freed.append((self, request))
@@ -229,6 +242,13 @@ class MPITransport:
         if not any(request.Test() for _ in waiting(deadline - time.monotonic())):
             _not_freed.append((self, request, buffers))
             raise TimeoutError
+
+    def has_ranks_of(self, other: Transport) -> bool:
+        """Compare the groups with ``MPI_Comm_compare``, which is local."""
+        if not isinstance(other, MPITransport):
+            return self.size == other.size == 1
+        same = (self._mpi.IDENT, self._mpi.CONGRUENT)
+        return self.is_usable() and self._mpi.Comm.Compare(self._comm, other._comm) in same
 
     def is_usable(self) -> bool:
         """Whether MPI is not finalised."""

@@ -14,7 +14,8 @@ A commit has eight steps, and their order is what keeps the promises:
 7. *Outcome.* Rank 0 sends the receipt or the error. A contributor believes nothing else.
 8. *Publish.* The owner brings the Zarr documents in step with the manifest.
 
-This room is step 5, and the same decision for a resume: `recover`.
+This room is step 5, and the same decision for a resume: `recover`. Where several streams are committed together, each
+step is done for all of them before the next, but for the manifests, which are renamed one after the other.
 
 Invariants
 ----------

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpistream.epoch import EpochState
 from mpistream.errors import FormatError, SchemaError, StoreError
+from mpistream.hierarchy import check_above, make_groups_above
 from mpistream.manifest import (
     EPOCHS_FOLDER,
     FOLDER,
@@ -93,8 +94,9 @@ class CreateRequest:
         Raises
         ------
         StoreError
-            For a store that exists.
+            For a store that exists, or a place that no stream can have.
         """
+        check_above(store)
         self._found = _check_target(store, overwrite=self._overwrite)
 
     def begin(self, store: Store, claimed: Claim, epoch: EpochState, options: Options) -> tuple[Owner, None]:
@@ -108,6 +110,8 @@ class CreateRequest:
         found = _check_target(store, overwrite=self._overwrite)
         if not self._overwrite and found != self._found:
             raise StoreError(f"{store.url} was changed by another process meanwhile; try again", kind="exists")
+        # Of two openings of which one lies in the other at least one sees the other here: both have their folder now.
+        make_groups_above(store)
         self.leftovers = self._set_aside_old(store, stager, claimed.epoch, found[0])
         digest = put_layout(store, claimed.epoch, n_writers, None if epoch is None else epoch.layout_regions)
         schema = self.schema
@@ -175,6 +179,11 @@ def _check_target(store: Store, *, overwrite: bool) -> tuple[list[str], bytes | 
     document = store.read(GROUP_KEY)
     if manifest is not None or document is not None:
         what = "a stream" if manifest is not None else "a Zarr node"
+        if not overwrite and manifest is None and (below := _stream_below(store, "")) is not None:
+            raise StoreError(
+                f"{store.url} is a Zarr node with a stream below it, in {below!r}; give another path, inside it or not",
+                kind="exists",
+            )
         if not overwrite:
             continues = "; write_resume continues it" if manifest is not None else ""
             raise StoreError(f"{store.url} holds {what} already; overwrite=True replaces it{continues}", kind="exists")

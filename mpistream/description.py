@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from mpistream.block import as_array
 from mpistream.errors import SchemaError
 from mpistream.names import json_object
+from mpistream.times import encode_times
 
 __all__ = ["AppendTime", "Coordinate", "IndexedTime", "Shape", "Staggered", "Variable"]
 
@@ -49,6 +50,8 @@ def _check_time(time: AppendTime | IndexedTime) -> None:
     for name in json_object("time attributes", time.attrs):
         if name in ("units", "calendar"):
             raise SchemaError(f"time attribute {name!r} stands in attrs; give {name}=", kind="time")
+        if name == "_FillValue":
+            raise SchemaError("time attribute '_FillValue': a time is never missing; leave it out", kind="time")
 
 
 class IndexedTime:
@@ -57,7 +60,8 @@ class IndexedTime:
     Parameters
     ----------
     times
-        Time of every record, increasing, in ``units``. None in a schema that comes from a store: there they lie.
+        Time of every record, increasing: numbers in ``units``, or dates as in `StreamWriter.write_record`. None in a
+        schema that comes from a store: there they lie.
     units, calendar, attrs
         As in `AppendTime`.
     n_records, digest
@@ -84,16 +88,16 @@ class IndexedTime:
         if times is None and not (n_records > 0 and digest):
             raise SchemaError("times is None: give the time of every record", kind="time")
         if times is not None:
-            self.times = _checked_times(times)
+            self.times = _checked_times(encode_times(as_array("times", times), units, calendar))
             self.n_records = len(self.times)
             self.digest = hashlib.sha256(self.times.astype("<f8").tobytes()).hexdigest()
 
 
-def _checked_times(times: ArrayLike) -> NDArray[np.float64]:
-    given = as_array("times", times)
+def _checked_times(given: NDArray[Any]) -> NDArray[np.float64]:
     if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "iuf":
         raise SchemaError(
-            f"times of shape {given.shape} and dtype {given.dtype}: give a sequence of numbers in the time units",
+            f"times of shape {given.shape} and dtype {given.dtype}: give a sequence of numbers in the time units, "
+            "or of dates",
             kind="time",
         )
     checked = np.array(given, "float64")
@@ -131,9 +135,10 @@ class Variable:
     dims
         Names of its dims, the time dim first; a static has no time dim.
     dtype
-        Dtype on disk.
+        Dtype on disk. For a static without partitioned dims also ``str``, or ``"U8"`` for up to 8 characters.
     attrs
-        Attributes; numpy scalars and arrays are converted.
+        Attributes; numpy scalars and arrays are converted. ``_FillValue`` gets the form that xarray reads, and is the
+        fill value if there is no other; ``bounds`` names an array of the schema.
     shard_shape, chunk_shape
         Shard and inner chunk, as mapping dim -> length or as a sequence over ``dims``; what is left out
         comes from the schema or from the default layout.
@@ -141,7 +146,11 @@ class Variable:
         A profile name, or a Zarr v3 codec chain, which gets a ``crc32c`` at its end if it has none; the schema's by
         default.
     fill_value
-        By default NaN for floats, 0 otherwise.
+        By default NaN for floats, NaT for datetime64 and timedelta64, an empty string for strings, 0 otherwise.
+    keep_bits
+        Of a float variable or static: round mantissas to so many explicit bits before they are encoded, to nearest
+        with ties to even, which can lead to infinity. NaN, infinities and the fill value are kept. By default
+        nothing is rounded.
     """
 
     dims: Sequence[str]
@@ -151,6 +160,7 @@ class Variable:
     chunk_shape: Shape | None = None
     codec: str | Sequence[Mapping[str, Any]] | None = None
     fill_value: Any = None
+    keep_bits: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,11 +174,11 @@ class Coordinate:
     values
         The whole array, the same on every rank, written by the owner; None: each rank writes its part.
     dtype
-        Dtype on disk; that of ``values`` by default.
+        Dtype on disk; that of ``values`` by default. ``str`` is for strings of any length.
     attrs
-        Attributes.
+        Attributes, as in `Variable`.
     fill_value
-        By default NaN for floats, 0 otherwise.
+        As in `Variable`.
     digest
         In a schema that comes from a store, the digest of values that lie there; not to be given.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -256,8 +257,8 @@ def _n_cells(
     schema: StreamSchema, boxes: Mapping[str, Sequence[Sequence[Box]]], n_ranks: int
 ) -> dict[str, tuple[int, ...]]:
     n_cells = {name: tuple(sum(map(box_n_cells, b)) for b in by_rank) for name, by_rank in boxes.items()}
-    # A variable over time alone has no shards: the owner writes one cell of it a record.
+    # What has no shards is the owner's: one cell a record of a variable over time alone, a static that is whole.
     for array in schema.arrays.values():
-        if array.role is Role.SERIES:
-            n_cells[array.name] = (1, *[0] * (n_ranks - 1))
+        if array.role is Role.SERIES or (array.role is Role.STATIC and array.is_whole):
+            n_cells[array.name] = (math.prod(array.shape), *[0] * (n_ranks - 1))
     return n_cells

@@ -99,9 +99,10 @@ class ProtocolError(MPIStreamError, RuntimeError):
 class CommitError(MPIStreamError, OSError):
     """This commit did not happen.
 
-    Every kind promises that nothing was committed, except two. ``outcome_unknown``: the writer is dead, and
-    ``write_resume`` tells what was committed. ``not_published``: records are invalidated, and plain readers
-    don't know it yet.
+    Every kind promises that nothing was committed, except three. ``outcome_unknown``: the writer is dead, and
+    ``write_resume`` tells what was committed. ``partly_committed``, of `commit_all` alone: the message names the
+    streams that are committed, every writer goes on from what is, and the rest is still pending. And
+    ``not_published``: records are invalidated, and plain readers don't know it yet.
     """
 
     default_kind = "commit"

@@ -21,6 +21,7 @@ from mpistream.arrays import ArraySpec, Role
 from mpistream.errors import StoreError
 from mpistream.local_store import LocalStore
 from mpistream.manifest import Manifest
+from mpistream.names import dtype_name
 from mpistream.node import Node
 from mpistream.reader import open_reader
 from mpistream.store import open_store
@@ -124,7 +125,9 @@ def describe(url: str | os.PathLike[str]) -> dict[str, Any]:
 def _describe_array(array: ArraySpec, manifest: Manifest, sizes: _Sizes) -> dict[str, Any]:
     is_committed = array.role is not Role.STATIC or array.name in manifest.statics
     n_steps = manifest.n_records if array.has_time else int(is_committed)
-    nbytes = n_steps * prod(array.shape) * array.dtype.itemsize
+    # Only their values tell how long strings of any length are: they don't count.
+    itemsize = 0 if array.dtype.kind == "T" else array.dtype.itemsize
+    nbytes = n_steps * prod(array.shape) * itemsize
     on_disk = sizes.nbytes.get(array.name, 0)
     per_record = None
     if array.has_time:
@@ -133,9 +136,9 @@ def _describe_array(array: ArraySpec, manifest: Manifest, sizes: _Sizes) -> dict
         "name": array.name,
         "role": array.role.value,
         "dims": list(array.dims),
-        "dtype": array.dtype.name,
+        "dtype": dtype_name(array.dtype),
         "shape": [manifest.n_records, *array.shape] if array.has_time else list(array.shape),
-        "shard_shape": list(array.resolved_shard_shape) if array.is_sharded and array.dims else None,
+        "shard_shape": list(array.resolved_shard_shape) if array.is_sharded else None,
         "chunk_shape": list(array.resolved_chunk_shape),
         "row_length": array.row_length if array.has_time else None,
         "codecs": [dict(c) for c in array.chain],

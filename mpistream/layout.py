@@ -140,9 +140,11 @@ def _boxes_of_regions(
 def _reference(schema: StreamSchema) -> ArraySpec:
     """Return the array that decides the shards: the largest of those that have the most partitioned dims."""
     dims = set(schema.partitioned_dims)
-    sharded = [a for a in schema.arrays.values() if a.is_sharded] or list(schema.arrays.values())
+    sharded = [a for a in schema.arrays.values() if a.is_sharded]
+    # A streaming variable that is not partitioned, such as the bounds of time, decides nothing where another can.
+    cut = [a for a in sharded if not dims.isdisjoint(a.base_dims)]
     return max(
-        sharded,
+        cut or sharded or list(schema.arrays.values()),
         key=lambda a: (a.has_time, len(dims & set(a.base_dims)), a.dtype.itemsize * math.prod(a.shape)),
     )
 

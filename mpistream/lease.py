@@ -24,12 +24,12 @@ import socket
 import threading
 import time
 import typing
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from mpistream.errors import FormatError, StoreError
 from mpistream.manifest import LEASE_KEY
+from mpistream.refresher import Refresher
 from mpistream.store import Store
 
 __all__ = ["Lease", "LeaseKeeper", "is_dead_at_once", "node_name", "read_lease", "wait_until_free"]
@@ -210,7 +210,7 @@ def _refusal(store: Store, lease: Lease) -> StoreError:
 
 
 class LeaseKeeper:
-    """Keeps the lease of an open writer fresh, by a thread and by the writer's own calls.
+    """Keeps the lease of an open writer fresh, by the thread of all keepers and by the writer's own calls.
 
     ``folder`` is the owner's stage folder, and the fence: without it no lease can be replaced.
     ``lost`` is the run id of another writer that was found, ``last_error`` the last refresh's failure.
@@ -239,15 +239,12 @@ class LeaseKeeper:
             self._due = self._clock() + self._interval
 
     def start(self) -> None:
-        """Start the thread; it ends with `close`, or when nothing else refers to this keeper.
+        """Let the thread refresh it, until `close`, or until nothing else refers to this keeper.
 
         Not collective.
         """
-        args = (weakref.ref(self), self._ended, self._interval)
-        thread = threading.Thread(target=_refresh_loop, args=args, name="mpistream-lease", daemon=True)
         try:
-            thread.start()
-            self._thread = thread
+            self._thread = _refresher.add(self)
         except RuntimeError as error:  # a limit on threads: the writer's calls refresh, too
             self.last_error = error
 
@@ -271,8 +268,14 @@ class LeaseKeeper:
         if self._lock.acquire(timeout=_CLOSE_TIMEOUT):
             self._refresh_and_release(closed=True)
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join(_CLOSE_TIMEOUT)
+        _refresher.remove(self, _CLOSE_TIMEOUT)
+
+    def due_in(self) -> float | None:
+        """Return the seconds until the next refresh, None when there will be none.
+
+        Not collective.
+        """
+        return max(self._due - self._clock(), 0.0) if self._is_active() else None
 
     def _is_active(self) -> bool:
         # A forked child has copies of this object, but the lease is its parent's.
@@ -311,11 +314,7 @@ class LeaseKeeper:
                 raise
 
 
-def _refresh_loop(ref: weakref.ref[LeaseKeeper], ended: threading.Event, interval: float) -> None:
-    # While this thread waits it holds no reference: a forgotten keeper can go.
-    while not ended.wait(interval) and (keeper := ref()) is not None:
-        keeper.refresh_if_due()
-        del keeper
+_refresher = Refresher()
 
 
 def _read_text(path: str) -> str:

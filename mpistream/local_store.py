@@ -92,6 +92,10 @@ class LocalStore:
     def __repr__(self) -> str:
         return f"LocalStore({self.root!r})"
 
+    def above(self) -> LocalStore | None:
+        folder = os.path.dirname(self.root)
+        return None if folder == self.root else LocalStore(folder)
+
     def _path(self, key: str) -> str:
         return f"{self.root}/{key}" if key else self.root
 

@@ -11,11 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.errors import SchemaError
+from mpistream.strings import is_string, string_array, string_dtype
 
 __all__ = [
     "DTYPES",
+    "TIME_UNITS",
     "canonical_json",
+    "cast_times",
     "check_name",
+    "dtype_name",
     "fill_array",
     "fill_from_json",
     "fill_to_json",
@@ -28,6 +32,21 @@ __all__ = [
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
+)
+
+# Units of datetime64 and timedelta64 with one length in seconds that CF and UDUNITS have a name for.
+TIME_UNITS: Mapping[str, str] = {
+    "D": "days",
+    "h": "hours",
+    "m": "minutes",
+    "s": "seconds",
+    "ms": "milliseconds",
+    "us": "microseconds",
+    "ns": "nanoseconds",
+}
+
+_KNOWN = (
+    f"{', '.join(DTYPES)}, datetime64[...] or timedelta64[...] in {', '.join(TIME_UNITS)}, or for strings str or 'U<n>'"
 )
 
 # Far beyond any attribute, far below where Python's own json gives up.
@@ -139,15 +158,32 @@ def stored_dtype(what: str, dtype: Any) -> np.dtype[Any]:
     Raises
     ------
     SchemaError
-        Kind ``dtype`` for one that is not among `DTYPES`.
+        Kind ``dtype`` for one that is neither among `DTYPES` nor datetime64 or timedelta64 in one of `TIME_UNITS`.
     """
     try:
+        if (text := string_dtype(dtype)) is not None:
+            return text
         found: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     except Exception as error:  # numpy raises TypeError, ValueError, SyntaxError, UnicodeError
-        raise SchemaError(f"{what}: {dtype!r} is not a dtype; use one of {', '.join(DTYPES)}", kind="dtype") from error
-    if found.name not in DTYPES:
-        raise SchemaError(f"{what}: dtype {found.name} is not supported; use one of {', '.join(DTYPES)}", kind="dtype")
+        raise SchemaError(f"{what}: {dtype!r} is not a dtype; use one of {_KNOWN}", kind="dtype") from error
+    if found.kind in "mM":
+        unit, count = np.datetime_data(found)
+        is_known = unit in TIME_UNITS and count == 1
+    else:
+        is_known = found.name in DTYPES
+    if not is_known:
+        raise SchemaError(f"{what}: dtype {found.name} is not supported; use one of {_KNOWN}", kind="dtype")
     return found
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype that `stored_dtype` takes, in the manifest and in messages.
+
+    Not collective.
+    """
+    if is_string(dtype):
+        return "string" if dtype.kind == "T" else dtype.str[1:]
+    return dtype.name
 
 
 def json_object(what: str, value: Any) -> dict[str, Any]:
@@ -167,7 +203,7 @@ def json_object(what: str, value: Any) -> dict[str, Any]:
 
 
 def fill_array(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]:
-    """Return the fill value as a 0-d array; by default NaN for floats, 0 otherwise.
+    """Return the fill value as a 0-d array; by default NaN, NaT, an empty string or 0, as the dtype is.
 
     Not collective.
 
@@ -176,6 +212,10 @@ def fill_array(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]
     SchemaError
         Kind ``fill_value`` when ``dtype`` can't hold the value.
     """
+    if is_string(dtype):
+        return _fill_string(what, dtype, fill_value)
+    if dtype.kind in "mM":
+        return _time_fill(what, dtype, fill_value)
     if fill_value is None:
         return np.array(np.nan if dtype.kind == "f" else 0, dtype)
     fill = np.zeros((), dtype)
@@ -200,6 +240,51 @@ def fill_array(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]
     return parts.view(dtype).reshape(())
 
 
+def cast_times(given: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """Return datetime64 or timedelta64 values in another unit, None when that changes one of them.
+
+    Not collective.
+    """
+    if given.dtype.kind != dtype.kind or not np.can_cast(given.dtype, dtype, "same_kind"):
+        return None
+    if given.dtype == dtype:
+        return given
+    unit, _ = np.datetime_data(given.dtype)
+    missing = np.isnat(given)
+    if unit == "generic" and not missing.all():
+        return None
+    try:
+        # Beyond the range of a finer unit numpy wraps, without a word, and then the way back leads elsewhere.
+        cast: NDArray[Any] = given.astype(dtype)
+        is_same = ((cast.astype(given.dtype) == given) | missing).all()
+    except OverflowError:
+        return None
+    return cast if is_same else None
+
+
+def _time_fill(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]:
+    if fill_value is None:
+        return np.array("NaT", dtype)
+    given = np.asarray(fill_value)
+    fill = cast_times(given, dtype) if given.shape == () and given.dtype.kind in "mM" else None
+    if fill is None:
+        raise SchemaError(
+            f"{what}: fill value {fill_value!r} does not fit {dtype.name}; give a numpy.{dtype.type.__name__}",
+            kind="fill_value",
+        )
+    return np.array(fill, dtype)
+
+
+def _fill_string(what: str, dtype: np.dtype[Any], fill_value: Any) -> NDArray[Any]:
+    try:
+        fill = string_array(f"{what}: fill value", "" if fill_value is None else fill_value, dtype)
+    except SchemaError as error:
+        raise SchemaError(error.message, kind="fill_value") from error
+    if fill.shape != ():
+        raise SchemaError(f"{what}: fill value {fill_value!r} is not one string", kind="fill_value")
+    return fill
+
+
 def _float_to_json(value: float) -> float | str:
     if math.isnan(value):
         return "NaN"
@@ -209,11 +294,11 @@ def _float_to_json(value: float) -> float | str:
 
 
 def fill_to_json(fill: NDArray[Any]) -> Any:
-    """Return a fill value in Zarr v3's JSON form (core specification, "Fill value").
+    """Return a fill value in Zarr v3's JSON form (core specification, "Fill value"); a time is its int64.
 
     Not collective.
     """
-    value = fill.item()
+    value = fill.view("int64").item() if fill.dtype.kind in "mM" else fill.item()
     if isinstance(value, complex):
         return [_float_to_json(value.real), _float_to_json(value.imag)]
     return _float_to_json(value) if isinstance(value, float) else value
@@ -224,8 +309,12 @@ def fill_from_json(dtype: np.dtype[Any], value: Any) -> NDArray[Any]:
 
     Not collective.
     """
+    if is_string(dtype):
+        return _fill_string("damaged", dtype, value)
     # A finite number beyond the dtype's range is damage, an ArithmeticError here.
     with np.errstate(over="raise"):
+        if dtype.kind in "mM":
+            return np.array(value, "int64").view(dtype)
         if dtype.kind == "c":
             return np.array(complex(float(value[0]), float(value[1])), dtype)
         return np.array(float(value) if dtype.kind == "f" else value, dtype)

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpistream.errors import SchemaError
 from mpistream.manifest import Manifest
+from mpistream.names import dtype_name
 from mpistream.region import Region, box_of_mapping
 from mpistream.tiling import Box
 
@@ -66,10 +67,10 @@ def stream_nodes(path: str, manifest: Manifest) -> dict[str, Node]:
             kind="array",
             attrs=array.attrs,
             shape=(manifest.n_records, *array.shape) if array.has_time else array.shape,
-            dtype=array.dtype.name,
+            dtype=dtype_name(array.dtype),
             dims=array.dims,
             chunk_shape=array.resolved_chunk_shape,
-            shard_shape=array.resolved_shard_shape if array.is_sharded and array.dims else None,
+            shard_shape=array.resolved_shard_shape if array.is_sharded else None,
         )
     return found
 

@@ -31,7 +31,7 @@ class Options:
         caller has encoded.
     max_pending_nbytes
         Encoded bytes that may wait for that thread before the caller waits; by default twice this rank's
-        bytes per record.
+        bytes per record. Writers of one communicator share the thread and one bound, the largest of theirs.
     writers
         How many ranks write what all of them hold: ``"all"``, a number, ``"node"`` (one per node), or ``"auto"``
         (default): all where the regions lie on shard edges and make objects of 4 MiB or more, else as few as give

@@ -76,6 +76,7 @@ class Prepared:
     staged: str
     """The key under which they are staged."""
     time_objects: list[StagedObject] = field(default_factory=list)
+    are_times_placed: bool = False
 
 
 class Owner:
@@ -192,6 +193,27 @@ class Owner:
         with contextlib.suppress(StoreError):
             self._store.delete(prepared.staged)
 
+    def place_times(self, prepared: Prepared) -> None:
+        """Rename the time chunks of a commit; `commit` does it where it was not done before.
+
+        Raises
+        ------
+        CommitError
+            Kind ``io``: nothing was committed, a later commit may succeed.
+        FencedError
+            When a newer epoch owns the store; nothing was committed.
+        """
+        if prepared.are_times_placed:
+            return
+        try:
+            # Beyond the visible length a new time chunk harms nobody, so it goes first; a manifest never
+            # names a time that is not there (I2).
+            self._stager.place(prepared.time_objects, sync=self._is_durable)
+        except MPIStreamError as error:
+            self.discard(prepared)
+            raise commit_error(self._stager.fenced(error) if isinstance(error, StoreError) else error, 0) from error
+        prepared.are_times_placed = True
+
     def commit(self, prepared: Prepared) -> None:
         """Rename the time chunks, then the manifest: after this call the records are committed.
 
@@ -203,13 +225,7 @@ class Owner:
         FencedError
             When a newer epoch owns the store; nothing was committed.
         """
-        try:
-            # Beyond the visible length a new time chunk harms nobody, so it goes first; a manifest never
-            # names a time that is not there (I2).
-            self._stager.place(prepared.time_objects, sync=self._is_durable)
-        except MPIStreamError as error:
-            self.discard(prepared)
-            raise commit_error(self._stager.fenced(error) if isinstance(error, StoreError) else error, 0) from error
+        self.place_times(prepared)
         self._place_manifest(prepared.staged, prepared.data)
         if self._time is not None:
             self._time.committed(prepared.manifest.committed)

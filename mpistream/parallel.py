@@ -1,13 +1,14 @@
 """The collective driver: what a rank of a simulation calls.
 
-A `StreamWriter` is one rank's writer, the channel to the other ranks and, on rank 0, the owner. The steps
-of a commit are those at the head of `mpistream.commit`, in that order.
+A `StreamWriter` is one rank's writer, the channel to the other ranks and, on rank 0, the owner. What a commit
+does is in `mpistream.committing`.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import sys
 import time
@@ -21,23 +22,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpistream.agreement import Channel
 from mpistream.arrays import Role
-from mpistream.commit import Decision, next_manifest
-from mpistream.errors import (
-    CommitError,
-    MPIStreamError,
-    ProtocolError,
-    SchemaError,
-    StoreError,
-    error_from_json,
-    error_to_json,
-)
+from mpistream.committing import OpenStream, as_ours, commit_streams, on_every_rank
+from mpistream.errors import CommitError, MPIStreamError, ProtocolError, SchemaError, StoreError
 from mpistream.indices import Indices
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.mover import Mover
 from mpistream.options import Options
-from mpistream.owner import Owner, Prepared, commit_error
+from mpistream.owner import Owner
 from mpistream.plan import Plan
-from mpistream.ranges import Ranges, members
+from mpistream.ranges import Ranges
 from mpistream.rank_writer import CheckedRecord, RankWriter, WriterStats
 from mpistream.reader import StoreReader
 from mpistream.record import Record
@@ -45,15 +38,18 @@ from mpistream.region import Region
 from mpistream.resuming import Resumed
 from mpistream.schema import StreamSchema
 from mpistream.store import Store
+from mpistream.times import TimeLike
 from mpistream.token import CommitReceipt, CommitToken
 
-__all__ = ["StreamWriter"]
+__all__ = ["StreamWriter", "commit_writers"]
 
 _log = logging.getLogger("mpistream")
 
 T = TypeVar("T")
 
-_open_writers: weakref.WeakSet[StreamWriter] = weakref.WeakSet()
+# Number -> writer, in the order in which they were opened; ranks open those of one communicator in the same order.
+_open_writers: weakref.WeakValueDictionary[int, StreamWriter] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 
 
 class StreamWriter:
@@ -62,6 +58,8 @@ class StreamWriter:
     It is a context manager: a body that ends commits what is pending and closes; a body that raises
     commits nothing, tells the other ranks at once, and the exception goes on.
     """
+
+    _commits_tokens = False
 
     def __init__(
         self,
@@ -80,32 +78,44 @@ class StreamWriter:
         self._writer = writer
         self._mover = mover
         self._owner = owner
-        self._manifest = manifest
+        self._stream = OpenStream(
+            store=store, writer=writer, owner=owner, manifest=manifest, receipt=CommitReceipt.of(manifest)
+        )
         self._options = options
         self._plan = plan
         self._buffers: dict[str, list[NDArray[Any]]] = {}
         self._record: Record | None = None
         self._is_closed = False
+        self._number = next(_numbers)
         self._began = time.perf_counter()
         self.resumed = resumed
         """What `write_resume` found and did; None after `write_open`."""
-        self._receipt = CommitReceipt.of(manifest)
-        # On rank 0: the tokens of the commit in progress, as they arrived, and what they make.
-        self._arrived: list[str] = []
-        self._decision: Decision | None = None
-        _open_writers.add(self)
+        _open_writers[self._number] = self
 
     # What it is
 
     @property
     def schema(self) -> StreamSchema:
         """The schema, with its layout; coordinates have digests in the place of values."""
-        return self._manifest.schema
+        return self._stream.manifest.schema
 
     @property
-    def region(self) -> Region | Indices:
-        """What this rank holds: partitioned dim -> (start, stop), or the indices that it was opened with."""
-        return self._writer.indices if self._writer.indices is not None else self._writer.region
+    def region(self) -> Region:
+        """What this rank holds: partitioned dim -> (start, stop).
+
+        Raises
+        ------
+        ProtocolError
+            When the writer was opened with `Indices`, see ``indices``.
+        """
+        if self._writer.indices is not None:
+            raise ProtocolError("this rank holds indices, not a region; see w.indices", kind="region")
+        return self._writer.region
+
+    @property
+    def indices(self) -> Indices | None:
+        """The indices that the writer was opened with, None if it was opened with a region or without."""
+        return self._writer.indices
 
     @property
     def n_records(self) -> int:
@@ -125,7 +135,7 @@ class StreamWriter:
     @property
     def epoch(self) -> int:
         """Number of this opening of the store for writing."""
-        return self._manifest.epoch
+        return self._stream.manifest.epoch
 
     @property
     def stats(self) -> WriterStats:
@@ -135,7 +145,7 @@ class StreamWriter:
     @property
     def reader(self) -> StoreReader:
         """A reader of what is committed by now, on this rank alone."""
-        return StoreReader(self._store, self._manifest)
+        return StoreReader(self._store, self._stream.manifest)
 
     def plan(self) -> Plan | None:
         """Return on rank 0 what a record costs, who writes it and what moves for it; None on the others.
@@ -175,7 +185,7 @@ class StreamWriter:
         Not collective.
         """
         self._writer.held(name)
-        return name in self._manifest.statics
+        return name in self._stream.manifest.statics
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{self.n_records} records, {self.n_committed} committed"
@@ -183,7 +193,7 @@ class StreamWriter:
 
     # Writing
 
-    def write_record(self, t: float, arrays: Mapping[str, ArrayLike]) -> None:
+    def write_record(self, t: TimeLike, arrays: Mapping[str, ArrayLike]) -> None:
         """Put one record at the end of the stream.
 
         Logically collective.
@@ -191,12 +201,15 @@ class StreamWriter:
         Parameters
         ----------
         t
-            Time of the record in the schema's time units, the same on every rank; greater than ``last_t``.
+            Time of the record, the same on every rank; greater than ``last_t``. A number in the schema's time
+            units, or a date: numpy.datetime64, datetime.datetime (in UTC if it has no zone), both for the calendars
+            ``standard`` and ``proleptic_gregorian``, or cftime.datetime of the schema's calendar. A date becomes the
+            float64 that is nearest to the exact number.
         arrays
             Variable -> this rank's block, shape ``shape_of(variable)``, any strides and byte order, a dtype
             that casts to the schema's without losing values (floats may be rounded); a Python scalar
-            broadcasts. A rank whose region is empty may pass ``{}``. Every array may be overwritten as
-            soon as the call returns.
+            broadcasts. An array of JAX, PyTorch or another library must lie in this process's memory. A rank
+            whose region is empty may pass ``{}``. Every array may be overwritten as soon as the call returns.
 
         Raises
         ------
@@ -218,7 +231,7 @@ class StreamWriter:
         self._check_no_record("write_record")
         self._take("write_record", lambda: self._writer.checked_record(t, arrays))
 
-    def write_record_at(self, index: int, t: float, arrays: Mapping[str, ArrayLike]) -> None:
+    def write_record_at(self, index: int, t: TimeLike, arrays: Mapping[str, ArrayLike]) -> None:
         """Put one record of a fixed time dim, in any order.
 
         Logically collective.
@@ -228,7 +241,7 @@ class StreamWriter:
         index
             The record.
         t
-            Its time, bitwise ``times[index]`` of the schema.
+            Its time, a number or a date as in `write_record`: as a float64 bitwise ``times[index]`` of the schema.
         arrays
             As in `write_record`.
 
@@ -249,7 +262,7 @@ class StreamWriter:
         self._take("write_record_at", lambda: self._writer.checked_record_at(index, t, arrays))
 
     @contextlib.contextmanager
-    def record(self, t: float) -> Iterator[Record]:
+    def record(self, t: TimeLike) -> Iterator[Record]:
         """Put one record variable by variable; a body that raises puts nothing.
 
         Logically collective.
@@ -288,8 +301,8 @@ class StreamWriter:
         try:
             found = check()
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
-            failure = _as_ours(error, self._channel.rank)
-        self._channel.exchange(call, digest="" if found is None else digest(found), failure=failure)
+            failure = as_ours(error, self._channel.rank)
+        self._exchange(call, digest="" if found is None else digest(found), failure=failure)
         assert found is not None
         return found
 
@@ -303,7 +316,8 @@ class StreamWriter:
         name
             The static. It is committed whole, once.
         array
-            This rank's block, as in `write_record`.
+            This rank's block, as in `write_record`. Without partitioned dims, and so for strings, rank 0's counts; the
+            other ranks may pass it or leave the call out.
 
         Raises
         ------
@@ -422,119 +436,8 @@ class StreamWriter:
             raise ProtocolError(
                 "commit(tokens) is for parts without MPI, see write_open_part; call commit() on every rank", kind="role"
             )
-        began = time.perf_counter()
-        try:
-            return self._commit(partial_rows)
-        finally:
-            self.stats.seconds["commit"] += time.perf_counter() - began
-            self._keep_lease()
-
-    def _commit(self, partial_rows: bool) -> CommitReceipt:
-        writer, channel = self._writer, self._channel
-        # 1 Stage.
-        failure: MPIStreamError | None = None
-        records: Ranges = ()
-        try:
-            records = writer.stage(partial_rows=partial_rows)
-        except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
-            failure = _on_every_rank(error, channel.rank)
-        # 2 Arrive: rank 0 sees what every rank is about to place, and says go only if it would be committed.
-        token = None if failure else writer.token(records).to_text()
-        payload = {"is_pending": writer.has_pending(records), "token": token}
-        go = channel.exchange(
-            "commit",
-            digest=str(partial_rows),
-            payload=payload,
-            failure=failure,
-            answer=lambda payloads: self._answer_arrival(payloads, records),
-        )
-        if not go:
-            return self._redo_publish()
-        # 3 Place.
-        failure = None
-        try:
-            writer.place(records)
-        except Exception as error:  # noqa: BLE001 (it travels in the token: the gather must be complete)
-            failure = _as_ours(error, channel.rank)
-        # 4 Gather, 5 decide, 6 commit, 7 outcome.
-        if failure is not None:
-            token = writer.token(records, failure).to_text()
-        assert token is not None
-        times = writer.times(records)
-        if self._owner is not None:
-            receipt = self._lead_commit(self._owner, token, records, times)
-        else:
-            channel.gather(token.encode())
-            receipt = CommitReceipt.from_json(channel.await_announcement())
-        self._manifest = next_manifest(self._manifest, records, times, receipt.new_statics, receipt.n_packs)
-        writer.committed(self._manifest)
-        self._receipt = receipt
-        # 8 Publish.
-        if self._owner is not None:
-            self._receipt = self._owner.publish(receipt)
-            self._show_progress()
-        return self._receipt
-
-    def _answer_arrival(self, payloads: list[Any], records: Ranges) -> list[bool]:
-        assert self._owner is not None
-        is_pending = any(p["is_pending"] for p in payloads)
-        if is_pending:
-            self._arrived = [p["token"] for p in payloads]
-            tokens = [CommitToken.from_text(t) for t in self._arrived]
-            self._decision = self._owner.decide(tokens, self._writer.times(records))
-            try:
-                self._owner.withdraw()
-            except MPIStreamError as error:
-                raise commit_error(error, 0) from error
-        return [is_pending] * len(payloads)
-
-    def _lead_commit(self, owner: Owner, token: str, records: Ranges, times: list[float]) -> CommitReceipt:
-        """Steps 4 to 7 on rank 0: whatever happens, every rank is told."""
-        assert self._decision is not None
-        prepared: Prepared | None = None
-        try:
-            # While the others place: what would be committed is known, and the stage folder is nobody else's.
-            failure: Exception | None = None
-            try:
-                assert self._decision.manifest is not None
-                prepared = owner.prepare(self._decision.manifest, dict(zip(members(records), times, strict=True)))
-            except Exception as error:  # noqa: BLE001 (the gather must be complete first)
-                failure = error
-            gathered = [data.decode() for data in self._channel.gather(token.encode()) or ()]
-            # The same tokens give the same decision; others carry what went wrong since.
-            if gathered != self._arrived:
-                owner.decide([CommitToken.from_text(t) for t in gathered], times)
-                raise ProtocolError("a token has changed since its rank arrived; nothing was committed", kind="token")
-            if failure is not None:
-                raise failure
-            assert prepared is not None
-            owner.commit(prepared)
-            receipt = self._decision.receipt
-            assert receipt is not None
-        except Exception as error:
-            if prepared is not None:
-                owner.discard(prepared)
-            told = _on_every_rank(error, 0)
-            self._channel.announce(error=told)
-            raise told from error
-        except BaseException as error:
-            # Ctrl-C, say, in the middle of it: whether the manifest is in place is for the store to tell.
-            unknown = CommitError(
-                f"rank 0 was interrupted in a commit ({type(error).__name__}); this writer is dead, write_resume tells "
-                "what is committed",
-                kind="outcome_unknown",
-                rank=0,
-            )
-            self._channel.announce(error=unknown)
-            raise
-        self._channel.announce(receipt.to_json())
-        return receipt
-
-    def _redo_publish(self) -> CommitReceipt:
-        if self._owner is not None:
-            # What it warned of is done now, or warned of anew.
-            self._receipt = self._owner.publish(replace(self._receipt, warnings=()))
-        return self._receipt
+        commit_writers(self._channel, [self], partial_rows)
+        return self._stream.receipt
 
     def rollback(self) -> None:
         """Drop what is not committed, on every rank.
@@ -556,8 +459,8 @@ class StreamWriter:
         try:
             self._writer.rollback()
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
-            failure = _on_every_rank(error, self._channel.rank)
-        self._channel.exchange("rollback", failure=failure)
+            failure = on_every_rank(error, self._channel.rank)
+        self._exchange("rollback", failure=failure)
 
     def invalidate(self, indices: Iterable[int]) -> CommitReceipt:
         """Mark committed records of a fixed time dim as not committed, so that they may be rewritten.
@@ -593,7 +496,7 @@ class StreamWriter:
         self._check_no_record("invalidate")
         failure: MPIStreamError | None = None
         records: Ranges = ()
-        manifest = self._manifest
+        manifest = self._stream.manifest
         try:
             records = self._writer.checked_for_invalidate(indices)
             manifest = self._writer.without(records)
@@ -608,25 +511,25 @@ class StreamWriter:
                 if records:
                     self._owner.commit(self._owner.prepare(manifest, {}))
             except Exception as error:
-                raise _on_every_rank(error, 0) from error
+                raise on_every_rank(error, 0) from error
             return [None] * len(votes)
 
-        self._channel.exchange("invalidate", digest=str(records), failure=failure, answer=answer)
+        self._exchange("invalidate", digest=str(records), failure=failure, answer=answer)
         if not records:
-            return self._receipt
-        self._manifest = manifest
+            return self._stream.receipt
+        self._stream.manifest = manifest
         self._writer.invalidated(manifest)
-        self._receipt = CommitReceipt.of(manifest)
+        self._stream.receipt = CommitReceipt.of(manifest)
         failure = None
         if self._owner is not None:
             try:
                 self._owner.withdraw()
-                self._receipt = self._owner.publish(self._receipt)
+                self._stream.receipt = self._owner.publish(self._stream.receipt)
             except MPIStreamError as error:
-                failure = _not_published(error, self._receipt)
+                failure = _not_published(error, self._stream.receipt)
         # A rank must not rewrite a record before plain readers know.
-        self._channel.exchange("invalidated", failure=failure)
-        return self._receipt
+        self._exchange("invalidated", failure=failure)
+        return self._stream.receipt
 
     def close(self) -> None:
         """Commit what is pending and release everything; a second call does nothing.
@@ -649,7 +552,7 @@ class StreamWriter:
             return
         try:
             self.commit()
-            self._channel.exchange("close")
+            self._exchange("close")
         except BaseException as error:
             # This rank has nothing more to say; the others, if they go on, must not wait for it.
             if self._channel.is_usable():
@@ -670,7 +573,7 @@ class StreamWriter:
     def _release_own(self) -> None:
         """Give back everything but the epoch's stage folder."""
         self._is_closed = True
-        _open_writers.discard(self)
+        _open_writers.pop(self._number, None)
         self._writer.close()
         if self._owner is not None:
             self._owner.close()
@@ -690,13 +593,16 @@ class StreamWriter:
         if self._is_closed:
             return
         # All open writers first, then wait: a rank must not wait for this one in any of them.
-        for other in list(_open_writers):
+        for other in _all_open():
             if other._channel.is_usable():
                 other._channel.post_leave(exc)
         self._channel.wait_left(self._options.exit_timeout)
         self._release()
 
     # Small things
+
+    def _exchange(self, operation: str, **more: Any) -> None:
+        self._channel.exchange(operation, others=_others(self._channel), **more)
 
     def _check_open(self, call: str) -> None:
         if self._is_closed:
@@ -717,10 +623,11 @@ class StreamWriter:
             _say(f"{self._store.url}: {n} records were not committed: {why}")
 
     def _show_progress(self) -> None:
-        if self._options.progress:
+        if self._owner is not None and self._options.progress:
+            receipt = self._stream.receipt
             _say(
-                f"{self._store.url}: {self.n_committed} records, t = {self.last_t}, commit {self._receipt.commit_seq} "
-                f"of {self._receipt.nbytes / 1e6:.1f} MB, {time.perf_counter() - self._began:.1f} s"
+                f"{self._store.url}: {self.n_committed} records, t = {self.last_t}, commit {receipt.commit_seq} "
+                f"of {receipt.nbytes / 1e6:.1f} MB, {time.perf_counter() - self._began:.1f} s"
             )
 
 
@@ -737,23 +644,78 @@ def _not_published(error: MPIStreamError, receipt: CommitReceipt) -> MPIStreamEr
     )
 
 
+def _all_open() -> list[StreamWriter]:
+    # By a list of references: another thread may open or drop one meanwhile.
+    return [w for ref in _open_writers.valuerefs() if (w := ref()) is not None]
+
+
+def _others(channel: Channel) -> list[Channel]:
+    """Return the channels of other writers, where a rank that does not come here may wait."""
+    return [w._channel for w in _all_open() if w._channel is not channel and w._channel.has_ranks_of(channel)]
+
+
+def commit_writers(
+    channel: Channel, writers: Sequence[StreamWriter], partial_rows: bool, failure: MPIStreamError | None = None
+) -> None:
+    """Commit what is pending in these writers, in one agreement.
+
+    Collective.
+
+    Parameters
+    ----------
+    channel
+        That of one of the writers.
+    writers
+        The same on every rank, in the same order.
+    partial_rows
+        As in `StreamWriter.commit`.
+    failure
+        Why this rank can't take part.
+
+    Raises
+    ------
+    CommitError, FencedError, ProtocolError
+        On every rank.
+    """
+    began = time.perf_counter()
+    before = [w._stream.receipt.commit_seq for w in writers]
+    try:
+        dead = next((w for w in writers if w._channel is not channel and w._channel.failure is not None), None)
+        if dead is not None and failure is None:
+            # Of another kind than what ended it: the others of the list are not dead.
+            failure = ProtocolError(
+                f"commit_all: the writer of {dead._store.url} is dead, leave it out: {dead._channel.failure}",
+                kind="dead",
+            )
+        commit_streams(
+            channel,
+            [w._stream for w in writers],
+            partial_rows=partial_rows,
+            failure=failure,
+            others=_others(channel),
+        )
+        for writer, seq in zip(writers, before, strict=True):
+            if writer._stream.receipt.commit_seq != seq:
+                writer._show_progress()
+    finally:
+        if channel.failure is not None:
+            # Nobody may count on any of them: what this rank knows of one commit, it knows of all.
+            for writer in writers:
+                writer._channel.note(channel.failure)
+        for writer in writers:
+            writer.stats.seconds["commit"] += time.perf_counter() - began
+            writer._keep_lease()
+
+
 def _say(text: str) -> None:
     sys.stderr.write(f"mpistream: {text}\n")
     sys.stderr.flush()
 
 
-def _as_ours(error: BaseException, rank: int) -> MPIStreamError:
-    return error if isinstance(error, MPIStreamError) else error_from_json(error_to_json(error, rank=rank))
-
-
-def _on_every_rank(error: BaseException, rank: int) -> MPIStreamError:
-    return commit_error(_as_ours(error, rank), rank)
-
-
 @atexit.register
 def _at_exit() -> None:
     """No MPI here: it may be finalised by now, and the other ranks may be anywhere."""
-    for writer in list(_open_writers):
+    for writer in _all_open():
         writer._say_what_is_lost("the writer was not closed")
         if writer._owner is not None and writer._owner.keeper is not None:
             writer._owner.keeper.close()

@@ -30,6 +30,7 @@ from mpistream.region import Region
 from mpistream.resuming import read_manifest
 from mpistream.schema import StreamSchema
 from mpistream.store import Store, open_store
+from mpistream.tiling import Box
 from mpistream.token import CommitReceipt, CommitToken
 
 __all__ = ["PartWriter", "write_open_part"]
@@ -37,6 +38,8 @@ __all__ = ["PartWriter", "write_open_part"]
 
 class PartWriter(StreamWriter):
     """One part of a store that independent processes write; made by `write_open_part`."""
+
+    _commits_tokens = True
 
     def flush(self) -> CommitToken:
         """Put everything since the last commit in place, durably, and name it in a token.
@@ -65,13 +68,14 @@ class PartWriter(StreamWriter):
     def _catch_up(self) -> None:
         """Build on what was committed meanwhile, by the owner or by `commit_tokens`."""
         newest = read_manifest(self._store)
-        if newest is None or (newest.run_id, newest.epoch) != (self._manifest.run_id, self._manifest.epoch):
+        ours = self._stream.manifest
+        if newest is None or (newest.run_id, newest.epoch) != (ours.run_id, ours.epoch):
             raise CommitError(
                 f"{self._store.url}: another attempt owns the store; this part belongs to epoch {self.epoch}",
                 kind="token",
             )
-        if newest.commit_seq != self._manifest.commit_seq:
-            self._manifest = newest
+        if newest.commit_seq != ours.commit_seq:
+            self._stream.manifest = newest
             self._writer.committed(newest)
 
     def commit(
@@ -110,10 +114,10 @@ class PartWriter(StreamWriter):
                 kind="role",
             )
         self._catch_up()
-        self._receipt = commit_carried(self._store, tokens, self._options)
+        self._stream.receipt = commit_carried(self._store, tokens, self._options)
         self._catch_up()
         self._keep_lease()
-        return self._receipt
+        return self._stream.receipt
 
     def invalidate(self, indices: Iterable[int]) -> CommitReceipt:
         """Not possible without MPI: the other parts would not know.
@@ -226,11 +230,15 @@ def write_open_part(
 
 def _own_share(schema: StreamSchema, writer: int, region: Region) -> Share:
     """Return what a part writes that does not know the others' regions."""
-    boxes = {}
+    boxes: dict[str, tuple[Box, ...]] = {}
     for array in schema.arrays.values():
         if not array.is_sharded:
             continue
         lacks = set(schema.partitioned_dims) - set(array.space_dims)
+        if lacks == set(schema.partitioned_dims) and array.is_resolved:
+            # The owner writes it, whatever the regions are.
+            boxes[array.name] = (tuple((0, n) for n in array.shape),) if writer == 0 else ()
+            continue
         if lacks or not array.is_resolved:
             what = f"lacks the dims {sorted(lacks)}" if lacks else "has no shard_shape and chunk_shape"
             raise SchemaError(

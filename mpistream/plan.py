@@ -84,6 +84,10 @@ class Plan:
         )
 
 
+def _is_partitioned(schema: StreamSchema, name: str) -> bool:
+    return not set(schema.partitioned_dims).isdisjoint(schema.arrays[name].dims)
+
+
 def _size(nbytes: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024:  # noqa: PLR2004
@@ -183,7 +187,8 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str]) -> Pl
         max_object_nbytes=max(shards.values(), default=0),
         writer_memory_nbytes=max(memory),
         node_memory_nbytes=max(on_node.values()),
-        warnings=_warnings(schema, shards, objects),
+        # What is not partitioned is small, and is written by one rank.
+        warnings=_warnings(schema, {n: b for n, b in shards.items() if _is_partitioned(schema, n)}, objects),
     )
 
 

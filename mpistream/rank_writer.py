@@ -28,10 +28,11 @@ from mpistream.manifest import Manifest, blob_key, stage_folder
 from mpistream.names import check_name
 from mpistream.options import Options
 from mpistream.ranges import Ranges, count, covers, difference, inside, members, overlap, ranges_of, union
-from mpistream.rows import SeriesRows, ShardRows, encode_whole
-from mpistream.staging import StagedObject, Stager
+from mpistream.rows import SeriesRows, ShardRows, encode_whole, rounded
+from mpistream.staging import Pool, StagedObject, Stager
 from mpistream.store import Store
 from mpistream.tiling import Box
+from mpistream.times import encode_time
 from mpistream.token import CommitToken, times_sha256
 
 __all__ = ["Blocks", "CheckedRecord", "RankWriter", "WriterStats"]
@@ -85,9 +86,13 @@ class RankWriter:
         What this writer writes in this epoch.
     options
         The options.
+    pool
+        Where objects are staged in the background; by default one of its own.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, share: Share, options: Options) -> None:
+    def __init__(
+        self, store: Store, manifest: Manifest, share: Share, options: Options, pool: Pool | None = None
+    ) -> None:
         self._store = store
         self._share = share
         self._is_durable = options.durability == "fsync"
@@ -119,6 +124,8 @@ class RankWriter:
                 self._held[array.name] = share.held_boxes(array.grid, self.schema.partitioned_dims)
                 if array.role is Role.VARIABLE:
                     self._rows[array.name] = self._shard_rows(array)
+            else:
+                self._held[array.name] = [tuple((0, n) for n in array.shape)]
         # Invariant: at most one object a key. A row that has grown replaces the object it was before.
         self._objects: dict[str, StagedObject] = {}
         self._broken: BaseException | None = None
@@ -135,6 +142,7 @@ class RankWriter:
             manifest.epoch,
             threads=options.writer_threads,
             max_pending_nbytes=self._max_open_nbytes,
+            pool=pool,
         )
 
     def _shard_rows(self, array: ArraySpec) -> ShardRows:
@@ -253,7 +261,7 @@ class RankWriter:
         """Return the next record, checked; nothing of it is taken."""
         self._check_mode("write_record", is_indexed=False)
         self._check_whole()
-        t = check_time(t, self.last_t)
+        t = check_time(self._encoded(t), self.last_t)
         return CheckedRecord(self.n_records, t, self._check_record(arrays))
 
     def checked_record_at(self, index: Any, t: Any, arrays: Mapping[str, Any]) -> CheckedRecord:
@@ -268,7 +276,7 @@ class RankWriter:
             raise SchemaError(f"index {index!r} is not an integer", kind="index") from error
         if not 0 <= record < n_total:
             raise SchemaError(f"index {record}: there are {n_total} times, 0 to {n_total - 1}", kind="index")
-        t = check_time(t, None)
+        t = check_time(self._encoded(t), None)
         expected = self._time_of(record)
         # Bitwise: 0.0 == -0.0, but they have different digests.
         if t.hex() != expected.hex():
@@ -294,6 +302,9 @@ class RankWriter:
     def write_record_at(self, index: Any, t: Any, arrays: Mapping[str, Any]) -> None:
         """Put one record of a fixed time dim; see `mpistream.parallel.StreamWriter.write_record_at`."""
         self.take(self.checked_record_at(index, t, arrays))
+
+    def _encoded(self, t: Any) -> Any:
+        return encode_time(t, self.schema.time.units, self.schema.time.calendar)
 
     def _check_mode(self, call: str, *, is_indexed: bool) -> None:
         """Refuse a call that belongs to the other kind of time dim."""
@@ -325,7 +336,7 @@ class RankWriter:
             # Narrowing a float can overflow to infinity: that is what the caller's dtype asked for.
             with np.errstate(over="ignore", invalid="ignore"):
                 for name, series in self._series.items():
-                    series.put(record, blocks[name][0].astype(series.array.dtype)[()])
+                    series.put(record, rounded(series.array, blocks[name][0])[()])
                 for name, rows in self._rows.items():
                     if rows.writes:
                         self._submit(rows.put(record, blocks[name]))
@@ -368,8 +379,9 @@ class RankWriter:
         """Put a static that was checked; if it is rearranged the blocks are those of the boxes written here."""
         array = self.schema.arrays[name]
         with np.errstate(over="ignore", invalid="ignore"):
-            if not array.dims:
-                objects = encode_whole(array, self.schema.key_separator, blocks[0]) if self.writer == 0 else []
+            if array.is_whole:
+                values = rounded(array, blocks[0])
+                objects = encode_whole(array, self.schema.key_separator, values) if self.writer == 0 else []
             else:
                 rows = self._shard_rows(array)
                 objects = rows.put(0, blocks) if rows.writes else []

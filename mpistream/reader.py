@@ -418,7 +418,7 @@ class StoreReader:
             return out
         error = None
         try:
-            if array.role is Role.COORDINATE or not array.dims:
+            if array.is_whole:
                 self._arrays.read_chunks(array, box, out)
             else:
                 self._arrays.read_shards(array, record, box, out)

@@ -11,6 +11,7 @@ from typing import Any
 from mpistream.commit import recover
 from mpistream.epoch import EpochState
 from mpistream.errors import ResumeError, SchemaError
+from mpistream.hierarchy import warn_if_hidden
 from mpistream.manifest import (
     FOLDER,
     MANIFEST_KEY,
@@ -26,6 +27,7 @@ from mpistream.rows import read_series_chunk
 from mpistream.schema import StreamSchema
 from mpistream.staging import Stager
 from mpistream.store import Store
+from mpistream.times import TimeLike, date_text, encode_time, is_date
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import GROUP_KEY, Documents, chunk_key, make_documents
 
@@ -66,23 +68,26 @@ class ResumeRequest:
     schema
         The caller's schema, to be compared, or None.
     at
-        Records behind this time are dropped; None keeps all.
+        Records behind this time are dropped; None keeps all. A number or a date.
     expect_last_t
-        The time that the last kept record must have, None: any.
+        The time that the last kept record must have, None: any. A number or a date.
     """
 
-    def __init__(self, schema: StreamSchema | None, *, at: float | None, expect_last_t: float | None) -> None:
+    def __init__(self, schema: StreamSchema | None, *, at: TimeLike | None, expect_last_t: TimeLike | None) -> None:
         self._given = schema
         self.schema: StreamSchema
         """That of the store, once it was checked."""
-        self._at = _time("at", at)
-        self._expect = _time("expect_last_t", expect_last_t)
+        # As they were given: what a date is in numbers only the store's schema can say.
+        self._times = {"at": _number("at", at), "expect_last_t": _number("expect_last_t", expect_last_t)}
+        self._at: float | None = None
+        self._expect: float | None = None
         self._votes: Sequence[Mapping[str, Any]] = ()
         self.leftovers: list[str] = []
 
     def digest_parts(self) -> list[Any]:
         """Return what must be the same on every rank."""
-        return [None if self._given is None else self._given.to_json(), self._at, self._expect]
+        times = [date_text(t) if is_date(t) else t for t in self._times.values()]
+        return [None if self._given is None else self._given.to_json(), *times]
 
     def check(self, store: Store, votes: Sequence[Mapping[str, Any]], options: Options) -> EpochState:
         """Check the request against the store; nothing is written.
@@ -97,10 +102,12 @@ class ResumeRequest:
         ResumeError
             When there is nothing to resume, the schema is another one, or the last time is not as expected.
         SchemaError, AlignmentError, TilingError
-            For regions that don't fit.
+            For regions that don't fit, and for dates that the schema's units and calendar have no number for.
         """
         self._votes = votes
         manifest = self._read(store)
+        time = manifest.schema.time
+        self._at, self._expect = (encode_time(t, time.units, time.calendar) for t in self._times.values())
         if self._given is not None:
             _check_same_schema(self._given, manifest)
         n_keep, last_t, _ = self._cut(store, manifest)
@@ -176,17 +183,24 @@ class ResumeRequest:
         set_aside_dropped(store, stager, manifest)
         remove_uncommitted(store, stager, manifest)
         tidy(store, stager, manifest)
+        warn_if_hidden(store)
         resumed = Resumed(n_dropped=len(dropped_times), last_t=last_t, at=self._at, previous_epoch=old.epoch)
         return Owner(store, manifest, epoch, documents, claimed.keeper, options), resumed
 
 
-def _time(what: str, t: Any) -> float | None:
+def _number(what: str, t: Any) -> Any:
+    """Return a time as a float, unless it is a date."""
     if t is None:
         return None
+    if is_date(t):
+        date_text(t)  # NaT is refused before anything else happens
+        return t
     try:
         value = float(t)
     except (TypeError, ValueError) as error:
-        raise SchemaError(f"{what} = {t!r} is not a number; give it in the schema's time units", kind="time") from error
+        raise SchemaError(
+            f"{what} = {t!r} is neither a number in the schema's time units nor a date", kind="time"
+        ) from error
     if math.isnan(value):
         raise SchemaError(f"{what} is NaN; give a time in the schema's units, or leave it out", kind="time")
     return value

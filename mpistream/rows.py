@@ -29,7 +29,7 @@ from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import chunk_key
 from mpistream.zarr3.shard import ChunkEncoder, OpenShard
 
-__all__ = ["SeriesRows", "ShardRows", "encode_whole"]
+__all__ = ["SeriesRows", "ShardRows", "encode_whole", "rounded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +244,17 @@ class ShardRows:
             self._open[n // self._row_length] = self._read_row(n // self._row_length)
 
 
+def rounded(array: ArraySpec, block: NDArray[Any]) -> NDArray[Any]:
+    """Return a block of an array that is not sharded in its dtype, rounded if the array is; never the caller's.
+
+    Not collective.
+    """
+    values = block.astype(array.dtype, order="C")
+    if array.rounding is not None:
+        array.rounding.apply(values)
+    return values
+
+
 def encode_whole(array: ArraySpec, separator: str, values: NDArray[Any]) -> list[StagedObject]:
     """Return the objects of an array that one rank writes at once, in plain chunks: one without dims, a coordinate.
 
@@ -253,7 +264,9 @@ def encode_whole(array: ArraySpec, separator: str, values: NDArray[Any]) -> list
     chunks = array.resolved_chunk_shape
     objects = []
     for index in np.ndindex(*(-(-n // c) for n, c in zip(values.shape, chunks, strict=True))):
-        part = values[tuple(slice(i * c, (i + 1) * c) for i, c in zip(index, chunks, strict=True))]
+        # With ... an array without dims gives an array, not its string.
+        where: tuple[Any, ...] = (..., *(slice(i * c, (i + 1) * c) for i, c in zip(index, chunks, strict=True)))
+        part = values[where]
         chunk = np.full(chunks, array.fill, codec.stored_dtype)
         chunk[tuple(slice(n) for n in part.shape)] = part
         pieces = codec.encode(chunk)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.arrays import (
+    QUANTIZATION_NAME,
     SERIES_CHUNK,
     ArraySpec,
     Role,
@@ -29,26 +30,31 @@ from mpistream.arrays import (
     coordinate_chunks,
     coordinate_values,
     shape_over,
-    with_coordinates_attribute,
 )
+from mpistream.cf import boundary_variables, checked_attrs, with_coordinates_attribute, with_encoded_fill_value
 from mpistream.description import AppendTime, Coordinate, IndexedTime, Shape, Staggered, Variable
 from mpistream.errors import FormatError, SchemaError
 from mpistream.names import (
     canonical_json,
     check_name,
+    dtype_name,
     fill_array,
     fill_from_json,
     fill_to_json,
     json_object,
     stored_dtype,
 )
-from mpistream.zarr3.codecs import profile_chain
+from mpistream.rounding import checked_keep_bits
+from mpistream.strings import is_string
+from mpistream.zarr3.codecs import profile_chain, vlen_utf8
 
 __all__ = ["COMMITTED_NAME", "StreamSchema", "schema_fingerprint"]
 
 # On disk. Do not change; see FORMAT.md.
 COMMITTED_NAME = "committed"
 _COMMITTED_CHUNK = 65536
+# Not the version of the package: the document of a store never changes, and what it says is fixed by the format.
+_IMPLEMENTATION = "mpistream version 1 (store format 1; IEEE 754 round to nearest, ties to even)"
 
 
 def _digest(value: Any) -> str | None:
@@ -58,6 +64,8 @@ def _digest(value: Any) -> str | None:
 
 
 def _values_digest(values: NDArray[Any]) -> str:
+    if values.dtype.kind == "T":
+        return hashlib.sha256(vlen_utf8(values)).hexdigest()
     return hashlib.sha256(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()).hexdigest()
 
 
@@ -131,8 +139,13 @@ class StreamSchema:
             None if s is None else dict(zip(self.dims, shape_over(what, tuple(self.dims), s, None), strict=True))
             for what, s in (("shard_shape", shard_shape), ("chunk_shape", chunk_shape))
         )
-        self.arrays: Mapping[str, ArraySpec] = MappingProxyType(self._all_arrays(sizes))
+        arrays = self._all_arrays(sizes)
+        self._bounds = boundary_variables(arrays, self.time_array)
+        self.arrays: Mapping[str, ArraySpec] = MappingProxyType(
+            with_coordinates_attribute(arrays, self.coords, self._bounds)
+        )
         self._check_names()
+        self._check_strings()
 
     def _all_arrays(self, sizes: Mapping[str, int]) -> dict[str, ArraySpec]:
         arrays: dict[str, ArraySpec] = {}
@@ -149,7 +162,7 @@ class StreamSchema:
                     is_given = isinstance(item, Coordinate) and (item.values is not None or item.digest is not None)
                     role = Role.COORDINATE if is_given else Role.STATIC
                 arrays[name] = self._array(name, role, item, sizes)
-        return with_coordinates_attribute(arrays, self.coords)
+        return arrays
 
     def _array(self, name: str, role: Role, item: Variable | Coordinate, sizes: Mapping[str, int]) -> ArraySpec:
         dims = checked_array_dims(name, role, item.dims, self.time_dim, sizes)
@@ -170,18 +183,32 @@ class StreamSchema:
             )
             raise SchemaError(f"variable {name!r} has {missing}", kind="dtype")
         dtype = values.dtype if values is not None else stored_dtype(f"variable {name!r}", item.dtype)
-        shard, chunk = self._array_layout(name, role, item, dims, shape, dtype.itemsize)
+        attrs, missing_value = with_encoded_fill_value(f"variable {name!r}", item.attrs, dtype)
+        fill_value = missing_value if item.fill_value is None else item.fill_value
+        shard, chunk = self._array_layout(name, role, item, dims, shape, dtype)
+        own_codec, keep_bits = None, None
+        if isinstance(item, Variable):
+            own_codec, keep_bits = item.codec, checked_keep_bits(name, item.keep_bits, dtype)
+        fill = fill_array(f"variable {name!r}", dtype, fill_value)
+        if keep_bits is not None and missing_value is not None and fill.tobytes() != missing_value.tobytes():
+            # Only one of them could be kept when cells are rounded, and the other would no longer be missing.
+            raise SchemaError(
+                f"variable {name!r}: fill value {fill} and _FillValue {missing_value} differ, and keep_bits keeps one; "
+                "leave fill_value out",
+                kind="fill_value",
+            )
         return ArraySpec(
             name=name,
             role=role,
             dims=dims,
             shape=shape,
             dtype=dtype,
-            fill=fill_array(f"variable {name!r}", dtype, item.fill_value),
-            attrs=MappingProxyType(json_object(f"variable {name!r}, attributes", item.attrs)),
-            chain=codec_chain(name, (item.codec if isinstance(item, Variable) else None) or self.codec, dtype),
+            fill=fill,
+            attrs=MappingProxyType(checked_attrs(name, attrs, dtype, keep_bits)),
+            chain=codec_chain(name, own_codec or self.codec, dtype, keep_bits),
             shard_shape=shard,
             chunk_shape=chunk,
+            keep_bits=keep_bits,
             values=values,
             digest=_values_digest(values) if values is not None else getattr(item, "digest", None),
             staggered=MappingProxyType({d: self.staggered[d] for d in dims if d in self.staggered}),
@@ -194,18 +221,23 @@ class StreamSchema:
         item: Variable | Coordinate,
         dims: tuple[str, ...],
         shape: tuple[int, ...],
-        itemsize: int,
+        dtype: np.dtype[Any],
     ) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
         if role is Role.SERIES:
             return (SERIES_CHUNK,), (SERIES_CHUNK,)
-        if role is Role.COORDINATE:
-            chunks = coordinate_chunks(shape, itemsize)
-            return chunks, chunks
         own = (item.shard_shape, item.chunk_shape) if isinstance(item, Variable) else (None, None)
+        if role is Role.COORDINATE or is_string(dtype):
+            if own != (None, None):
+                raise SchemaError(
+                    f"variable {name!r}: strings are written whole; leave shard_shape and chunk_shape out",
+                    kind="layout",
+                )
+            chunks = coordinate_chunks(shape, dtype.itemsize)
+            return chunks, chunks
         defaults = [None if d is None else self._lengths_of(dims, d) for d in self._shapes]
         shard = shape_over(f"variable {name!r}: shard_shape", dims, own[0], defaults[0])
         chunk = shape_over(f"variable {name!r}: chunk_shape", dims, own[1], defaults[1])
-        check_layout(name, dims, itemsize, shard, chunk)
+        check_layout(name, dims, dtype.itemsize, shard, chunk)
         return tuple(shard), tuple(chunk)
 
     def _lengths_of(self, dims: Sequence[str], lengths: Mapping[str, int | None]) -> dict[str, int]:
@@ -214,6 +246,11 @@ class StreamSchema:
         return {d: n for d, n in found.items() if n is not None}
 
     def _check_names(self) -> None:
+        if self.quantization_array is not None and QUANTIZATION_NAME in (*self.arrays, *self.dims):
+            raise SchemaError(
+                f"name {QUANTIZATION_NAME!r}: an array of that name says how keep_bits rounds; choose another name",
+                kind="name",
+            )
         for name, array in self.arrays.items():
             if name in self.dims and array.dims != (name,):
                 raise SchemaError(
@@ -221,6 +258,23 @@ class StreamSchema:
                     "(CF conventions, coordinate variables); rename one of them",
                     kind="name",
                 )
+
+    def _check_strings(self) -> None:
+        for name, array in self.arrays.items():
+            partitioned = [d for d in array.space_dims if d in self.partitioned_dims]
+            if not is_string(array.dtype) or array.role is Role.COORDINATE or (not partitioned and array.is_whole):
+                continue
+            if array.has_time:
+                raise SchemaError(
+                    f"variable {name!r}: strings don't stream; write integers with the attributes flag_values and "
+                    "flag_meanings, or blobs",
+                    kind="dtype",
+                )
+            raise SchemaError(
+                f"static {name!r}: dim {partitioned[0]!r} is partitioned, and strings are written whole, the same on "
+                "every rank; give them as the values of a coordinate",
+                kind="dtype",
+            )
 
     @property
     def is_resolved(self) -> bool:
@@ -239,10 +293,14 @@ class StreamSchema:
 
     @property
     def partitioned_dims(self) -> tuple[str, ...]:
-        """The dims that regions are made of: those of streaming variables, without time, in schema order."""
-        used = {d for a in self.arrays.values() if a.has_time for d in a.base_dims}
+        """The dims that regions are made of: those of streaming variables, without time, in schema order.
+
+        Without such, those of statics. Boundary variables don't count: nobody decomposes vertices.
+        """
+        arrays = [a for a in self.arrays.values() if a.name not in self._bounds]
+        used = {d for a in arrays if a.has_time for d in a.base_dims}
         if not used:
-            used = {d for a in self.arrays.values() if a.is_sharded for d in a.base_dims}
+            used = {d for a in arrays if a.is_sharded for d in a.base_dims}
         return tuple(d for d in self.dims if d in used)
 
     @property
@@ -300,10 +358,30 @@ class StreamSchema:
         )
 
     @property
+    def quantization_array(self) -> ArraySpec | None:
+        """With ``keep_bits`` the array without values that says how (CF conventions, section 8.4.1)."""
+        if all(a.keep_bits is None for a in self.arrays.values()):
+            return None
+        dtype = np.dtype("int8")
+        attrs = {"algorithm": "bitround", "implementation": _IMPLEMENTATION}
+        return ArraySpec(
+            name=QUANTIZATION_NAME,
+            role=Role.COORDINATE,
+            dims=(),
+            shape=(),
+            dtype=dtype,
+            fill=np.zeros((), dtype),
+            attrs=MappingProxyType(attrs),
+            chain=tuple(profile_chain("none", dtype)),
+            shard_shape=(),
+            chunk_shape=(),
+        )
+
+    @property
     def own_arrays(self) -> tuple[ArraySpec, ...]:
-        """The arrays that no caller describes: time, and in indexed mode `committed_array`."""
-        committed = self.committed_array
-        return (self.time_array,) if committed is None else (self.time_array, committed)
+        """The arrays that no caller describes: time, `committed_array` and `quantization_array`, if there."""
+        own = (self.time_array, self.committed_array, self.quantization_array)
+        return tuple(array for array in own if array is not None)
 
     def with_layout(self, layout: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> StreamSchema:
         """Return this schema with the layout of some arrays given.
@@ -394,16 +472,23 @@ class StreamSchema:
         layout: dict[str, tuple[list[int], list[int]]] = {}
         chains = {}
         for a in document["arrays"]:
-            name, role = a["name"], Role(a["role"])
+            name, role, keep_bits = a["name"], Role(a["role"]), a["keep_bits"]
             fill = fill_from_json(stored_dtype(name, a["dtype"]), a["fill_value"])
             if name in document["coords"]:
+                if keep_bits is not None:
+                    raise FormatError(f"coordinate {name!r} has keep_bits {keep_bits!r}", kind="schema")
                 groups["coords"][name] = Coordinate(
                     a["dims"], dtype=a["dtype"], attrs=a["attrs"], fill_value=fill, digest=_digest(a["digest"])
                 )
             else:
                 group = "statics" if role is Role.STATIC else "variables"
                 groups[group][name] = Variable(
-                    a["dims"], a["dtype"], attrs=a["attrs"], codec=a["codecs"], fill_value=fill
+                    a["dims"],
+                    a["dtype"],
+                    attrs=a["attrs"],
+                    codec=a["codecs"],
+                    fill_value=fill,
+                    keep_bits=keep_bits,
                 )
             layout[name] = (
                 [operator.index(n) for n in a["shard_shape"]],
@@ -463,10 +548,10 @@ class StreamSchema:
                     "name": a.name,
                     "role": a.role.value,
                     "dims": list(a.dims),
-                    "dtype": a.dtype.name,
+                    "dtype": dtype_name(a.dtype),
                     "units": a.attrs.get("units"),
                     "fill_value": fill_to_json(a.fill),
-                    "keep_bits": None,
+                    "keep_bits": a.keep_bits,
                     "codecs": [dict(c) for c in a.chain],
                     "chunk_shape": list(a.chunk_shape),
                     "shard_shape": list(a.shard_shape),
@@ -483,7 +568,7 @@ class StreamSchema:
         Not collective.
         """
         described = [
-            [a.name, list(a.dims), a.dtype.name, a.digest]
+            [a.name, list(a.dims), dtype_name(a.dtype), a.digest]
             for a in sorted(self.arrays.values(), key=lambda a: a.name)
             if a.role is Role.COORDINATE
         ]

@@ -31,8 +31,9 @@ from mpistream.rank_writer import RankWriter
 from mpistream.region import Region, RegionLike
 from mpistream.resuming import Resumed, ResumeRequest
 from mpistream.schema import StreamSchema
-from mpistream.staging import fenced
+from mpistream.staging import fenced, pool_of
 from mpistream.store import Store, open_store
+from mpistream.times import TimeLike
 
 __all__ = ["write_open", "write_resume"]
 
@@ -103,8 +104,8 @@ def write_resume(
     schema: StreamSchema | None = None,
     comm: Any = None,
     region: RegionLike | None = None,
-    at: float | None = None,
-    expect_last_t: float | None = None,
+    at: TimeLike | None = None,
+    expect_last_t: TimeLike | None = None,
     takeover: bool = False,
     options: Options | None = None,
 ) -> StreamWriter:
@@ -121,9 +122,11 @@ def write_resume(
     comm, region, takeover, options
         As in `write_open`.
     at
-        Drop committed records with t > at. They are kept aside until the first commit.
+        Drop committed records with t > at, a number or a date as in `StreamWriter.write_record`. They are kept aside
+        until the first commit.
     expect_last_t
-        Time that the last kept record must have: guards against a checkpoint that is ahead of the output.
+        Time that the last kept record must have, a number or a date: guards against a checkpoint that is ahead of the
+        output.
 
     Returns
     -------
@@ -264,7 +267,7 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
         writer, failure = None, None
         share = replace(Share.from_json(entered["share"]), indices=call.indices, routes=routes)
         try:
-            writer = RankWriter(store, manifest, share, call.options)
+            writer = RankWriter(store, manifest, share, call.options, pool_of(channel.communicator))
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
             failure = error if isinstance(error, MPIStreamError) else error_from_json(error_to_json(error))
         try:

@@ -4,24 +4,28 @@ The memory of an object is released when it is staged, that is written whole und
 folder and, if asked for, synced; until then a failed write can be tried again from memory. A sync that
 failed is never tried again on the same file: what the system did with the dirty pages is unknown
 (fsync(2), "EIO"), so the next try writes a new file.
+
+The writers of one communicator share a `Pool`: one thread, and one bound for the bytes that wait for it. So a program
+with ten streams has the memory and the thread of one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 import weakref
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 from mpistream.errors import FencedError, StoreError
 from mpistream.manifest import EPOCHS_FOLDER, parse_epoch
 from mpistream.store import Store
 
-__all__ = ["StagedObject", "Stager", "fenced", "highest_epoch"]
+__all__ = ["Pool", "StagedObject", "Stager", "fenced", "highest_epoch", "pool_of"]
 
 # Enough to tell one object from another: a shard ends with its index and the index's checksum.
 _TAIL_NBYTES = 64
@@ -88,7 +92,7 @@ class StagedObject:
 
 
 class Stager:
-    """Stages and places this writer's objects, with at most one thread of its own.
+    """Stages and places this writer's objects.
 
     Parameters
     ----------
@@ -100,32 +104,44 @@ class Stager:
     epoch
         This writer's epoch.
     threads
-        0: write in the calling thread. Otherwise one thread writes and syncs behind the caller's back.
+        0: write in the calling thread. Otherwise the pool's thread writes and syncs behind the caller's back.
     max_pending_nbytes
         Encoded bytes that may wait for that thread; more block the caller.
+    pool
+        Whose thread; by default one of its own.
     """
 
-    def __init__(self, store: Store, folder: str, epoch: int, *, threads: int, max_pending_nbytes: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        folder: str,
+        epoch: int,
+        *,
+        threads: int,
+        max_pending_nbytes: int,
+        pool: Pool | None = None,
+    ) -> None:
         self._store = store
         self._epoch = epoch
-        self._work = _Work(store, folder, epoch, max_pending_nbytes)
-        self._thread: threading.Thread | None = None
+        self._work = _Work(store, folder, epoch)
+        self._pool: Pool | None = None
         if threads > 0:
-            # The thread knows the work, not this object: a writer that nobody closed can still go, and takes it along.
-            self._thread = threading.Thread(target=self._work.run, name="mpistream-stage", daemon=True)
-            self._thread.start()
-            weakref.finalize(self, self._work.close)
+            self._pool = pool or Pool()
+            self._pool.join(self._work, max_pending_nbytes)
+            # The pool knows the work, not this object: a writer that nobody closed can still go.
+            weakref.finalize(self, self._pool.leave, self._work)
 
     def submit(self, item: StagedObject) -> None:
         """Stage an object, now or in the background; a failure is kept in ``item.error``."""
-        if self._thread is None:
+        if self._pool is None:
             self._work.stage(item)
         else:
-            self._work.put(item)
+            self._pool.put(self._work, item)
 
     def wait(self) -> None:
-        """Wait until nothing is on its way."""
-        self._work.wait()
+        """Wait until nothing of this writer is on its way."""
+        if self._pool is not None:
+            self._pool.wait(self._work)
 
     def retry(self, items: Iterable[StagedObject]) -> None:
         """Stage again what could not be staged, and raise the first failure that remains."""
@@ -195,11 +211,10 @@ class Stager:
                     self._store.delete(item.staged_key)
 
     def close(self) -> None:
-        """End the thread; what is still queued is not written."""
-        self._work.close()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Leave the pool, whose thread ends with the last writer; what is still queued is not written."""
+        if self._pool is not None:
+            self._pool.close(self._work)
+            self._pool = None
 
     def name(self) -> str:
         """Return a new key in the stage folder."""
@@ -231,62 +246,137 @@ class Stager:
             reader.close()
 
 
-class _Work:
-    """What the staging thread does, apart from `Stager` so that it does not keep that alive."""
+class Pool:
+    """The thread that stages for several writers of this process, and the bytes that may wait for it.
 
-    def __init__(self, store: Store, folder: str, epoch: int, max_pending_nbytes: int) -> None:
+    The bound is the largest of theirs. The thread begins with the first writer that joins and ends with the last.
+    """
+
+    def __init__(self) -> None:
+        # An object with its writer, or None: a writer has left. Its `put` alone may be called by the garbage collector,
+        # which can run in any thread, at any line, and so whatever lock is held.
+        self._queue: SimpleQueue[tuple[_Work, StagedObject] | None] = SimpleQueue()
+        # All below is guarded by _changed, and so is the n_pending of every work.
+        self._changed = threading.Condition()
+        self._pending_nbytes = 0
+        self._in_flight: _Work | None = None
+        self._bounds: dict[_Work, int] = {}
+        self._thread: threading.Thread | None = None
+
+    def join(self, work: _Work, max_pending_nbytes: int) -> None:
+        """Let the thread stage for a writer, too."""
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="mpistream-stage", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._bounds[work] = max_pending_nbytes
+
+    def leave(self, work: _Work) -> None:
+        """Stage nothing more for a writer; what is queued of it is dropped. It takes no lock."""
+        work.has_left = True
+        self._queue.put(None)
+
+    def close(self, work: _Work) -> None:
+        """Leave, and wait for what is being written; with the last writer, for the end of the thread."""
+        with self._changed:
+            self.leave(work)
+            self._forget_left()
+            thread = self._thread
+            while self._in_flight is work or (thread is not None and self._thread is thread and not self._bounds):
+                self._changed.wait()
+            has_ended = self._thread is not thread
+        if thread is not None and has_ended:
+            thread.join()
+
+    def put(self, work: _Work, item: StagedObject) -> None:
+        """Queue an object; wait while more than the bound is on its way."""
+        with self._changed:
+            # An object larger than the bound still goes, alone.
+            while self._pending_nbytes and self._pending_nbytes + item.nbytes > max(self._bounds.values(), default=0):
+                self._changed.wait()
+            work.n_pending += 1
+            self._pending_nbytes += item.nbytes
+        self._queue.put((work, item))
+
+    def wait(self, work: _Work) -> None:
+        """Wait until nothing of a writer is on its way."""
+        with self._changed:
+            while work.n_pending:
+                self._changed.wait()
+
+    def _run(self) -> None:
+        while self._has_more():
+            pass
+
+    def _has_more(self) -> bool:
+        """Wait for the next object and stage it; False at the end of the thread. While it waits it holds no memory."""
+        found = self._queue.get()
+        if found is None:
+            with self._changed:
+                self._forget_left()
+                if self._bounds:
+                    return True
+                self._thread = None
+                self._changed.notify_all()
+                return False
+        work, item = found
+        with self._changed:
+            self._in_flight = None if work.has_left else work
+        try:
+            if self._in_flight is work:
+                work.stage(item)
+        finally:
+            with self._changed:
+                self._in_flight = None
+                work.n_pending -= 1
+                self._pending_nbytes -= item.nbytes
+                self._changed.notify_all()
+        return True
+
+    def _forget_left(self) -> None:
+        self._bounds = {work: bound for work, bound in self._bounds.items() if not work.has_left}
+        self._changed.notify_all()
+
+
+_pools: weakref.WeakValueDictionary[tuple[int, Hashable], Pool] = weakref.WeakValueDictionary()
+_pools_lock = threading.Lock()
+
+
+def pool_of(communicator: Hashable) -> Pool:
+    """Return the pool of the writers of one communicator in this process.
+
+    Not collective.
+
+    Parameters
+    ----------
+    communicator
+        What stands for it.
+    """
+    # A forked child has none of its parent's threads.
+    key = os.getpid(), communicator
+    with _pools_lock:
+        pool = _pools.get(key)
+        if pool is None:
+            pool = _pools[key] = Pool()
+        return pool
+
+
+class _Work:
+    """What is done for one writer, apart from `Stager` so that a thread does not keep that alive."""
+
+    def __init__(self, store: Store, folder: str, epoch: int) -> None:
         self._store = store
         self._folder = folder
         self._epoch = epoch
-        self._max_pending = max_pending_nbytes
         self._names = itertools.count()
-        # All below is guarded by _changed.
-        self._changed = threading.Condition()
-        self._queue: deque[StagedObject] = deque()
-        self._pending_nbytes = 0
-        self._n_in_flight = 0
-        self._is_closed = False
+        self.n_pending = 0
+        """Objects on their way; guarded by the pool."""
+        self.has_left = False
+        """Whether nothing more shall be staged."""
 
     def name(self) -> str:
         return f"{self._folder}/{next(self._names)}"
-
-    def put(self, item: StagedObject) -> None:
-        with self._changed:
-            # An object larger than the bound still goes, alone.
-            while self._pending_nbytes and self._pending_nbytes + item.nbytes > self._max_pending:
-                self._changed.wait()
-            self._queue.append(item)
-            self._pending_nbytes += item.nbytes
-            self._changed.notify_all()
-
-    def wait(self) -> None:
-        with self._changed:
-            while self._queue or self._n_in_flight:
-                self._changed.wait()
-
-    def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._queue.clear()
-            self._changed.notify_all()
-
-    def run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._queue and not self._is_closed:
-                    self._changed.wait()
-                if self._is_closed:
-                    return
-                item = self._queue.popleft()
-                self._n_in_flight += 1
-            try:
-                self.stage(item)
-            finally:
-                with self._changed:
-                    self._n_in_flight -= 1
-                    self._pending_nbytes -= item.nbytes
-                    self._changed.notify_all()
-            del item  # while it waits it holds no memory
 
     def stage(self, item: StagedObject) -> None:
         key = self.name()

@@ -25,6 +25,7 @@ from mpistream.local_store import Buffer, LocalStore
 
 __all__ = [
     "Listable",
+    "Nested",
     "ObjectReader",
     "Readable",
     "ReadableStore",
@@ -107,6 +108,14 @@ class Writable(Protocol):
 
     def delete_tree(self, key: str) -> None:
         """Remove a folder and all below it; nothing there is fine."""
+
+
+@runtime_checkable
+class Nested(Protocol):
+    """A store that lies in a larger one; one without this capability is a world of its own."""
+
+    def above(self) -> Store | None:
+        """Return the folder above the root as a store, None at the uppermost."""
 
 
 class ReadableStore(Readable, Listable, Protocol):

@@ -1,17 +1,19 @@
 """The codec chain of an inner chunk: Zarr v3 JSON on one side, numcodecs on the other.
 
-Rules of this room: a chain is ``bytes``, then at most one compressor, then at most one ``crc32c``.
+Rules of this room: a chain is ``bytes``, or ``vlen-utf8`` for strings of any length, then at most one
+compressor, then at most one ``crc32c``.
 That is what we write, and what we read ourselves; any other chain is a `FormatError` of kind
 ``codec``, for which a reader may turn to zarr-python. Decoding treats its input as untrusted: the
 checksum is compared first, and the size that a compressed chunk claims is compared with the size its
 shape allows before a byte is decoded.
 
 Sources: Zarr v3 core specification and the codec specifications ``bytes`` 1.0, ``blosc`` 1.0,
-``zstd``, ``gzip`` 1.0 and ``crc32c`` 1.0.
+``zstd``, ``gzip`` 1.0, ``crc32c`` 1.0 and ``vlen-utf8``.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import struct
 import zlib
@@ -26,8 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.errors import FormatError, SchemaError
+from mpistream.strings import MAX_TEXT_NBYTES
 
-__all__ = ["MAX_CHUNK_NBYTES", "PROFILES", "ChunkCodec", "crc32c", "profile_chain"]
+__all__ = ["MAX_CHUNK_NBYTES", "PROFILES", "ChunkCodec", "crc32c", "profile_chain", "vlen_utf8"]
 
 # A rank is one core's worth of work: with Blosc's own pool, N ranks on N cores would run N x N threads.
 # zarr-python sets the same switch for its own reasons.
@@ -52,6 +55,7 @@ _BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")  # snappy is not in n
 _CRC_NBYTES = 4
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BLOSC_HEADER = struct.Struct("<4xIII")  # version, versionlz, flags, typesize; nbytes, blocksize, cbytes
+_LENGTH = struct.Struct("<I")
 
 
 def crc32c(data: bytes | NDArray[np.uint8]) -> bytes:
@@ -62,7 +66,55 @@ def crc32c(data: bytes | NDArray[np.uint8]) -> bytes:
     return int(google_crc32c.value(data)).to_bytes(_CRC_NBYTES, "little")
 
 
-def profile_chain(profile: str, dtype: np.dtype[Any]) -> list[dict[str, Any]]:
+def vlen_utf8(cells: NDArray[Any]) -> bytes:
+    """Return what the ``vlen-utf8`` codec makes of strings: their number, then of each its length and its UTF-8.
+
+    Not collective.
+
+    Parameters
+    ----------
+    cells
+        Strings, in C order.
+    """
+    parts = [_LENGTH.pack(cells.size)]
+    for cell in cells.reshape(-1).tolist():
+        data = cell.encode()
+        parts += (_LENGTH.pack(len(data)), data)
+    return b"".join(parts)
+
+
+def _strings_of(data: bytes, n_cells: int) -> list[str]:
+    """Return the strings of `vlen_utf8`.
+
+    Raises
+    ------
+    ValueError
+        For anything else than so many strings and nothing behind them.
+    """
+
+    def length_at(at: int) -> int:
+        if len(data) < at + _LENGTH.size:
+            raise ValueError(f"it ends at byte {len(data)}, amid its strings")
+        return int(_LENGTH.unpack_from(data, at)[0])
+
+    if length_at(0) != n_cells:
+        raise ValueError(f"it claims {length_at(0)} strings, not {n_cells}")
+    cells, at = [], _LENGTH.size
+    for _ in range(n_cells):
+        start = at + _LENGTH.size
+        at = start + length_at(at)
+        cells.append(data[start:at].decode())
+    if at != len(data):
+        raise ValueError(f"its strings end at byte {at} of {len(data)}")
+    return cells
+
+
+def _itemsize(dtype: np.dtype[Any]) -> int:
+    """Return the size of what a shuffle may take apart: of text a character."""
+    return {"U": 4, "T": 1}.get(dtype.kind, dtype.itemsize)
+
+
+def profile_chain(profile: str, dtype: np.dtype[Any], *, is_rounded: bool = False) -> list[dict[str, Any]]:
     """Return the codec chain, as Zarr v3 JSON, of a profile for a dtype.
 
     Not collective.
@@ -73,6 +125,8 @@ def profile_chain(profile: str, dtype: np.dtype[Any]) -> list[dict[str, Any]]:
         A key of `PROFILES`.
     dtype
         The dtype on disk; bool gets bit shuffle, where neighbouring values share whole bit planes.
+    is_rounded
+        Whether mantissas are rounded: bit shuffle, too, gathers the bits that are zero in all of them.
 
     Raises
     ------
@@ -81,8 +135,8 @@ def profile_chain(profile: str, dtype: np.dtype[Any]) -> list[dict[str, Any]]:
     """
     if profile not in PROFILES:
         raise SchemaError(f"codec {profile!r} is unknown; use one of {', '.join(PROFILES)}", kind="codec")
-    chain: list[dict[str, Any]] = [{"name": "bytes"}]
-    if dtype.itemsize > 1:
+    chain: list[dict[str, Any]] = [{"name": _serializer(dtype)}]
+    if _itemsize(dtype) > 1:
         chain[0]["configuration"] = {"endian": "little"}
     choice = PROFILES[profile]
     if choice is not None:
@@ -91,15 +145,21 @@ def profile_chain(profile: str, dtype: np.dtype[Any]) -> list[dict[str, Any]]:
             chain.append({"name": "zstd", "configuration": {"level": level, "checksum": False}})
         else:
             blosc = {
-                "typesize": dtype.itemsize,
+                "typesize": _itemsize(dtype),
                 "cname": name,
                 "clevel": level,
-                "shuffle": "bitshuffle" if dtype.kind == "b" else shuffle,
+                "shuffle": "bitshuffle"
+                if is_rounded
+                else {"b": "bitshuffle", "T": "noshuffle"}.get(dtype.kind, shuffle),
                 "blocksize": 0,
             }
             chain.append({"name": "blosc", "configuration": blosc})
     chain.append({"name": "crc32c"})
     return chain
+
+
+def _serializer(dtype: np.dtype[Any]) -> str:
+    return "vlen-utf8" if dtype.kind == "T" else "bytes"
 
 
 def _part(codec: Any) -> tuple[str, Mapping[str, Any]]:
@@ -175,18 +235,20 @@ class ChunkCodec:
         names = [name for name, _ in parts]
         self.has_crc = names[-1:] == ["crc32c"]
         middle = parts[1:-1] if self.has_crc else parts[1:]
-        if names[:1] != ["bytes"] or len(middle) > 1 or any(n not in ("blosc", "zstd", "gzip") for n, _ in middle):
+        head = _serializer(dtype)
+        if names[:1] != [head] or len(middle) > 1 or any(n not in ("blosc", "zstd", "gzip") for n, _ in middle):
             raise FormatError(
-                f"codec chain {' -> '.join(names)}: only bytes, one of blosc, zstd or gzip, and crc32c are known",
+                f"codec chain {' -> '.join(names)}: only {head}, one of blosc, zstd or gzip, and crc32c are known",
                 kind="codec",
             )
         endian = parts[0][1].get("endian", "little")
         if endian not in ("little", "big"):
             raise FormatError(f"codec 'bytes': endian {endian!r} is neither little nor big", kind="codec")
         self.dtype = dtype
-        self._stored = dtype.newbyteorder("<" if endian == "little" else ">")
+        self._is_text = dtype.kind == "T"
+        self._stored = dtype if self._is_text else dtype.newbyteorder("<" if endian == "little" else ">")
         self._name = middle[0][0] if middle else ""
-        self._compressor = _compressor(*middle[0], dtype.itemsize) if middle else None
+        self._compressor = _compressor(*middle[0], _itemsize(dtype)) if middle else None
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:
@@ -203,7 +265,7 @@ class ChunkCodec:
         chunk
             C-contiguous, of `stored_dtype`. It may be overwritten as soon as the call returns.
         """
-        raw = chunk.reshape(-1).view(np.uint8)
+        raw = np.frombuffer(vlen_utf8(chunk), np.uint8) if self._is_text else chunk.reshape(-1).view(np.uint8)
         data = raw.tobytes() if self._compressor is None else self._compressor.encode(raw)
         return [data, crc32c(data)] if self.has_crc else [data]
 
@@ -232,12 +294,35 @@ class ChunkCodec:
             body = body[:-_CRC_NBYTES]
             if crc32c(body) != data[-_CRC_NBYTES:]:
                 raise FormatError("the stored CRC32C differs from that of the data", kind="checksum")
+        if self._is_text:
+            return self._decode_text(body, shape)
         out = np.empty(shape, self._stored)
         try:
             self._decompress(body, out.reshape(-1).view(np.uint8))
         except (RuntimeError, ValueError, zlib.error) as error:
             raise FormatError(f"chunk does not decode to {out.nbytes} bytes: {error}", kind="chunk") from error
         return out.astype(self.dtype, copy=False)
+
+    def _decode_text(self, body: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[Any]:
+        try:
+            nbytes = self._claimed_nbytes(body)
+            if nbytes > MAX_TEXT_NBYTES + _LENGTH.size:
+                raise ValueError(f"it claims {nbytes} bytes, at most {MAX_TEXT_NBYTES + _LENGTH.size} are read")
+            raw = np.empty(nbytes, np.uint8)
+            self._decompress(body, raw)
+            cells = _strings_of(raw.tobytes(), math.prod(shape))
+        except (RuntimeError, ValueError, zlib.error) as error:
+            raise FormatError(f"chunk does not decode to {shape} strings: {error}", kind="chunk") from error
+        return np.array(cells, self.dtype).reshape(shape)
+
+    def _claimed_nbytes(self, body: NDArray[np.uint8]) -> int:
+        """Return the size that a chunk claims to decode to, where its shape does not say it."""
+        if self._name == "":
+            return body.nbytes
+        if self._name == "zstd":
+            return _zstd_content_nbytes(body[:18].tobytes()) or 0
+        # Blosc has it behind four bytes, gzip at the end (RFC 1952, ISIZE); what is too short decodes to nothing.
+        return int.from_bytes((body[4:8] if self._name == "blosc" else body[-4:]).tobytes(), "little")
 
     def _decompress(self, body: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
         if self._name == "":

@@ -8,12 +8,14 @@ contributor rank never imports zarr, because thousands of ranks importing it is 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mpistream.names import dtype_name
 from mpistream.schema import StreamSchema
 
-__all__ = ["GROUP_KEY", "Documents", "array_key", "chunk_key", "make_documents"]
+__all__ = ["GROUP_KEY", "Documents", "array_key", "chunk_key", "make_documents", "make_group_document"]
 
 # On disk. Do not change; see FORMAT.md (Zarr v3 core, "Node names", "Metadata", "default chunk key encoding").
 GROUP_KEY = "zarr.json"
@@ -118,26 +120,43 @@ def make_documents(schema: StreamSchema) -> Documents:
     store = MemoryStore(objects)
     zarr.create_group(store, attributes=dict(schema.attrs), zarr_format=3)
 
-    for array in (*schema.own_arrays, *schema.arrays.values()):
-        serializer, *compressors = map(dict, array.chain)
-        zarr.create_array(
-            store,
-            name=array.name,
-            shape=(schema.n_total or 0, *array.shape) if array.has_time else array.shape,
-            dtype=array.dtype.name,
-            chunks=array.resolved_chunk_shape,
-            # Zarr has no shard of an array without dims: that is one chunk.
-            shards=array.resolved_shard_shape if array.is_sharded and array.dims else None,
-            serializer=serializer,
-            compressors=compressors,
-            filters=(),
-            fill_value=array.fill.item(),
-            attributes=dict(array.attrs),
-            dimension_names=array.dims,
-            chunk_key_encoding={"name": "default", "separator": schema.key_separator},
-        )
+    with warnings.catch_warnings():
+        # zarr-python before 3.4 is older than the specification of this data type.
+        warnings.filterwarnings("ignore", r"The data type \(FixedLengthUTF32\(.* does not have a Zarr V3 specification")
+        for array in (*schema.own_arrays, *schema.arrays.values()):
+            serializer, *compressors = map(dict, array.chain)
+            zarr.create_array(
+                store,
+                name=array.name,
+                shape=(schema.n_total or 0, *array.shape) if array.has_time else array.shape,
+                dtype=dtype_name(array.zarr_dtype),
+                chunks=array.resolved_chunk_shape,
+                shards=array.resolved_shard_shape if array.is_sharded else None,
+                serializer=serializer,
+                compressors=compressors,
+                filters=(),
+                fill_value=array.fill.astype(array.zarr_dtype).item(),
+                attributes=array.zarr_attrs,
+                dimension_names=array.dims,
+                chunk_key_encoding={"name": "default", "separator": schema.key_separator},
+            )
     documents = {key: json.loads(buffer.to_bytes()) for key, buffer in objects.items()}
     group = documents.pop(GROUP_KEY)
     group.pop("consolidated_metadata", None)
     growing = [a.name for a in (schema.time_array, *schema.arrays.values()) if a.has_time]
     return Documents(group, {k.removesuffix("/zarr.json"): d for k, d in documents.items()}, growing)
+
+
+def make_group_document() -> bytes:
+    """Build the document of a group above streams: without attributes and without consolidated metadata.
+
+    Not collective.
+    """
+    import zarr  # noqa: PLC0415 (only the owner imports it)
+    from zarr.storage import MemoryStore  # noqa: PLC0415
+
+    objects: dict[str, Any] = {}
+    zarr.create_group(MemoryStore(objects), zarr_format=3)
+    document = json.loads(objects[GROUP_KEY].to_bytes())
+    document.pop("consolidated_metadata", None)
+    return _dump(document).encode()

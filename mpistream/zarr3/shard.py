@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.errors import FormatError
+from mpistream.rounding import Rounding
 from mpistream.zarr3.codecs import ChunkCodec, crc32c
 
 __all__ = ["MISSING", "ChunkEncoder", "OpenShard", "ShardSpec", "index_bytes", "parse_index", "read_shard"]
@@ -58,6 +59,8 @@ class ShardSpec:
     codec: ChunkCodec
     fill: NDArray[Any]
     """0-d array of the array's dtype."""
+    rounding: Rounding | None = None
+    """What is done to values before they are encoded."""
     is_index_first: bool = False
     """Whether the index is at the start, as others may write it; ours never is."""
 
@@ -158,9 +161,12 @@ class ChunkEncoder:
             self._scratch[...] = self.spec.fill
             self._scratch[tuple(slice(n) for n in view.shape)] = view
             chunk = self._scratch
-        elif not view.flags.c_contiguous or view.dtype != self._scratch.dtype:
+        elif not view.flags.c_contiguous or view.dtype != self._scratch.dtype or self.spec.rounding is not None:
             self._scratch[...] = view
             chunk = self._scratch
+        if self.spec.rounding is not None:
+            # In the scratch chunk, since the values are the caller's. Cells that were rounded before stay as they are.
+            self.spec.rounding.apply(chunk)
         return None if not is_stored and self._is_fill(chunk) else self.spec.codec.encode(chunk)
 
     def _is_fill(self, chunk: NDArray[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import json
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pytest
 
@@ -21,10 +23,12 @@ from mpistream.commit import next_manifest, recover
 from mpistream.lease import Lease
 from mpistream.manifest import Manifest, layout_bytes
 from mpistream.memory_store import MemoryStore
-from mpistream.names import DTYPES, check_name, fill_from_json, fill_to_json
+from mpistream.names import DTYPES, TIME_UNITS, check_name, fill_from_json, fill_to_json, stored_dtype
+from mpistream.rounding import Rounding
+from mpistream.strings import MAX_TEXT_NBYTES
 from mpistream.token import CommitReceipt
 from mpistream.zarr3.codecs import PROFILES, ChunkCodec, profile_chain
-from mpistream.zarr3.metadata import chunk_key, make_documents
+from mpistream.zarr3.metadata import chunk_key, make_documents, make_group_document
 from mpistream.zarr3.shard import ChunkEncoder, OpenShard, ShardSpec
 
 TEXT = (Path(ms.__file__).parent / "FORMAT.md").read_text()
@@ -205,6 +209,10 @@ def test_group_document() -> None:
     assert json.loads(example("group")) == group
 
 
+def test_document_of_an_upper_group() -> None:
+    assert json.loads(example("upper group")) == json.loads(make_group_document())
+
+
 def test_keys() -> None:
     rows = table("<!-- keys -->")
     assert len(rows) == 4
@@ -220,7 +228,59 @@ def test_profiles() -> None:
 
 
 def test_profile_for_bool() -> None:
+    """Arrays with keep_bits have its shuffle."""
     assert json.loads(example("profile for bool")) == {"fast": profile_chain("fast", np.dtype("bool"))}
+    chain = profile_chain("fast", np.dtype("float32"))
+    chain[1]["configuration"]["shuffle"] = "bitshuffle"
+    schema = one_array(ms.Variable(("time",), "float32", keep_bits=7))
+    assert list(schema.arrays["v"].chain) == chain
+
+
+def test_profile_for_strings() -> None:
+    assert json.loads(example("profile for strings")) == {"fast": profile_chain("fast", np.dtypes.StringDType())}
+    assert profile_chain("fast", np.dtype("U9")) == profile_chain("fast", np.dtype("float32"))
+
+
+def test_strings_example() -> None:
+    """Its bytes are those of a chunk of the three strings, as numcodecs' own codec makes them."""
+    data = hex_of(example("strings"))
+    words = np.array(["a", "", "bé"], np.dtypes.StringDType())
+    codec = ChunkCodec(profile_chain("none", words.dtype), words.dtype)
+    assert b"".join(codec.encode(words)) == data
+    assert numcodecs.VLenUTF8().decode(data[:-4]).tolist() == words.tolist()
+    assert data[-4:] == crc32c_by_bits(data[:-4])
+
+
+def test_dtypes_of_strings() -> None:
+    """Their names in the manifest and their data types in the documents."""
+    schema = ms.StreamSchema(
+        dims={"time": None},
+        time=ms.AppendTime(units="days since 2000-01-01"),
+        variables={"v": ms.Variable(("time",), "float32")},
+        coords={"s": ms.Coordinate((), "a", dtype=str), "u": ms.Coordinate((), "a", dtype="U8")},
+    )
+    assert [a["dtype"] for a in schema.to_json()["arrays"]] == ["float32", "string", "U8"]
+    documents = {k: json.loads(d) for k, d in make_documents(schema).arrays(0, growing_only=False).items()}
+    assert documents["s/zarr.json"]["data_type"] == "string"
+    expected = {"name": "fixed_length_utf32", "configuration": {"length_bytes": 4 * 8}}
+    assert documents["u/zarr.json"]["data_type"] == expected
+
+
+def test_fill_value_attribute() -> None:
+    """Section 4: base64 of a float64, of two of them, or a number."""
+    given = {"float32": 0.1, "complex64": 1 - 2j, "int16": -7}
+    schema = ms.StreamSchema(
+        dims={"time": None},
+        time=ms.AppendTime(units="days since 2000-01-01"),
+        variables={d: ms.Variable(("time",), d, attrs={"_FillValue": v}) for d, v in given.items()},
+    )
+
+    def text(value: float) -> str:
+        return base64.b64encode(struct.pack("<d", value)).decode()
+
+    expected = {"float32": text(float(np.float32(0.1))), "complex64": [text(1.0), text(-2.0)], "int16": -7}
+    assert {n: a.attrs["_FillValue"] for n, a in schema.arrays.items()} == expected
+    assert [a.fill.item() for a in schema.arrays.values()] == [np.float32(0.1), 1 - 2j, -7]
 
 
 def test_time_has_the_profile_compact() -> None:
@@ -234,6 +294,50 @@ def test_dtypes() -> None:
     sentence = re.search(r"^Dtypes are (.*?)\. ", TEXT, re.DOTALL | re.MULTILINE)
     assert sentence is not None
     assert re.findall(r"`(\w+)`", sentence[1]) == list(DTYPES)
+    assert {unit.strip("`"): name.strip("`") for unit, name in table("<!-- time units -->")} == TIME_UNITS
+
+
+def one_array(variable: ms.Variable) -> ms.StreamSchema:
+    return ms.StreamSchema(
+        dims={"time": None}, time=ms.AppendTime(units="days since 2000-01-01"), variables={"v": variable}
+    )
+
+
+@pytest.mark.parametrize("unit", ["D", "h", "m", "s", "ms", "us", "ns"])
+def test_documents_of_times(unit: str) -> None:
+    """Section 7: int64, with the attributes of the table."""
+    rows = dict(table("<!-- time attributes -->"))
+    name = dict(table("<!-- time units -->"))[f"`{unit}`"].strip("`")
+    coarse = "s" if unit in ("D", "h", "m") else unit
+    assert "but `timedelta64[s]` for `D`, `h` and `m`" in rows["`timedelta64[U]`"]
+    expected = {
+        "datetime64": {"units": f"{name} since 1970-01-01", "calendar": "proleptic_gregorian", "_FillValue": -(2**63)},
+        "timedelta64": {"units": name, "dtype": f"timedelta64[{coarse}]", "_FillValue": -(2**63)},
+    }
+    for kind, attributes in expected.items():
+        assert re.findall(r"`(\w+)`:", rows[f"`{kind}[U]`"]) == list(attributes)
+        documents = make_documents(one_array(ms.Variable(("time",), f"{kind}[{unit}]"))).arrays(3, growing_only=False)
+        document = json.loads(documents["v/zarr.json"])
+        assert (document["data_type"], document["fill_value"]) == ("int64", -(2**63))
+        assert document["attributes"] == attributes
+
+
+def test_rounding() -> None:
+    """Section 7's examples, with the document that says so."""
+    rows = table("<!-- rounding -->")
+    assert len(rows) == 6
+    for bits, value, rounded in rows:
+        values = np.array([float.fromhex(value)], "float32")
+        Rounding(int(bits), np.array(np.nan, "float32")).apply(values)
+        assert values[0] == (np.inf if rounded == "infinity" else float.fromhex(rounded))
+    documents = make_documents(one_array(ms.Variable(("time",), "float32", keep_bits=7)))
+    found = {key: json.loads(d) for key, d in documents.arrays(3, growing_only=False).items()}
+    assert found["v/zarr.json"]["attributes"] == {"quantization": "quantization_info", "quantization_nsb": 7}
+    container = found["quantization_info/zarr.json"]
+    assert (container["data_type"], container["shape"]) == ("int8", [])
+    assert container["attributes"]["algorithm"] == "bitround"
+    assert container["attributes"]["implementation"].startswith("mpistream version 1 ")
+    assert "quantization_info" in json.loads(documents.group(3))["consolidated_metadata"]["metadata"]
 
 
 def test_fill_values() -> None:
@@ -244,15 +348,21 @@ def test_fill_values() -> None:
         ("float64", "negative infinity"): -np.inf,
         ("float64", "0.1"): 0.1,
         ("complex64", "1 + infinity i"): complex(1.0, np.inf),
+        ("datetime64[s]", "1970-01-02"): np.datetime64("1970-01-02", "s"),
+        ("timedelta64[ns]", "NaT"): np.timedelta64("NaT", "ns"),
+        ("string", "no name"): "no name",
+        ("U8", "no name"): "no name",
     }
     rows = {
         (dtype.strip("`"), value): json.loads(text.strip("`")) for dtype, value, text in table("<!-- fill values -->")
     }
     assert list(rows) == list(values)
     for (dtype, value), text in rows.items():
-        fill = np.array(values[dtype, value], dtype)
+        stored = stored_dtype("v", dtype)
+        fill = np.array(values[dtype, value], stored)
         assert fill_to_json(fill) == text
-        assert fill_from_json(np.dtype(dtype), text).tobytes() == fill.tobytes()
+        found = fill_from_json(stored, text)
+        assert (found.dtype, repr(found)) == (stored, repr(fill))
 
 
 def test_fill_value_nan_has_one_bit_pattern() -> None:
@@ -638,6 +748,18 @@ def test_limits_of_chunks_and_shards(what: str, is_shard: bool) -> None:
         else:
             with pytest.raises(ms.SchemaError, match=str(n)):
                 check_layout("v", ["x"], 1, *shapes)
+
+
+def test_limit_of_strings() -> None:
+    """Each string counts with four bytes more; what a chunk claims may have the number in front besides."""
+    n = limit("strings of an array")
+    assert n == MAX_TEXT_NBYTES
+    codec = ChunkCodec(
+        [{"name": "vlen-utf8"}, {"name": "zstd", "configuration": {"level": 1}}], np.dtypes.StringDType()
+    )
+    for nbytes, message in ((n + 4, "it claims 0 strings"), (n + 5, f"at most {n + 4} are read")):
+        with pytest.raises(ms.FormatError, match=message):
+            codec.decode(bytes(numcodecs.Zstd().encode(bytes(nbytes))), (1,))
 
 
 def test_limit_of_names() -> None:

@@ -77,6 +77,14 @@ def make_folder_with_an_empty_folder(path: Path) -> None:
     (path / "data").mkdir(parents=True)
 
 
+def move_in(path: Path, below: str) -> None:
+    """Put a stream where none can be made."""
+    made = path.with_name("made")
+    write(made, "u")
+    (path / below).parent.mkdir(parents=True, exist_ok=True)
+    made.rename(path / below)
+
+
 def make_group_with_a_stream_below(path: Path) -> None:
     zarr.create_group(path).create_group("exp")
     write(path / "exp" / "run.zarr", "u")
@@ -84,12 +92,12 @@ def make_group_with_a_stream_below(path: Path) -> None:
 
 def make_group_with_a_stream_in_a_plain_folder(path: Path) -> None:
     zarr.create_group(path)
-    write(path / "exp" / "2024" / "run.zarr", "u")
+    move_in(path, "exp/2024/run.zarr")
 
 
 def make_group_with_a_stream_in_a_hidden_folder(path: Path) -> None:
     zarr.create_group(path)
-    write(path / ".old" / "run.zarr", "u")
+    move_in(path, ".old/run.zarr")
 
 
 def make_group_with_a_stream_beside_an_array(path: Path) -> None:
@@ -99,12 +107,12 @@ def make_group_with_a_stream_beside_an_array(path: Path) -> None:
 
 def make_stream_with_a_stream_below(path: Path) -> None:
     write(path, "old")
-    write(path / "nested", "u")
+    move_in(path, "nested")
 
 
 def make_remains_with_a_stream_below(path: Path) -> None:
     make_remains(path)
-    write(path / "nested", "u")
+    move_in(path, "nested")
 
 
 def make_remains(path: Path) -> None:

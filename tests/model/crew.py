@@ -175,7 +175,7 @@ class Crew:
         """Let the processes be gone, with all that they held."""
         self.turns.end()
         for w in self.writers:
-            mpistream.parallel._open_writers.discard(w)
+            mpistream.parallel._open_writers.pop(w._number, None)
             w._writer._stager.close()
         self.writers = []
 

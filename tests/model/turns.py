@@ -142,6 +142,8 @@ class _Transport:
     def __init__(self, turns: Turns, rank: int) -> None:
         self.rank, self.size = rank, turns.size
         self.turns = turns
+        # Of this rank alone, as in a process of its own: threads must not share one here.
+        self.communicator = object()
         self._is_free = False
 
     def _check(self) -> None:

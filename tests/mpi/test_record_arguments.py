@@ -34,6 +34,13 @@ def _opened(comm: MPI.Intracomm, url: Path) -> ms.StreamWriter:
     )
 
 
+class _OnDevice:
+    """An array that is not in this process's memory."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0  # kDLCUDA, first device
+
+
 BAD_BLOCKS: dict[str, tuple[str, Change]] = {
     "a missing variable": ("missing", lambda b: {k: v for k, v in b.items() if k != "n"}),
     "nothing at all": ("missing", lambda b: {}),
@@ -52,6 +59,7 @@ BAD_BLOCKS: dict[str, tuple[str, Change]] = {
     "int64 into float32": ("dtype", lambda b: {**b, "u": b["u"].astype("int64")}),
     "strings": ("dtype", lambda b: {**b, "u": b["u"].astype(str)}),
     "objects": ("dtype", lambda b: {**b, "u": b["u"].astype(object)}),
+    "an array on a device": ("device", lambda b: {**b, "u": _OnDevice()}),
     "dates": ("dtype", lambda b: {**b, "u": b["u"].astype("datetime64[s]")}),
     "a float for an int": ("dtype", lambda b: {**b, "n": 1.5}),
     "NaN for an int": ("dtype", lambda b: {**b, "n": float("nan")}),
@@ -85,6 +93,7 @@ def test_wrong_blocks_of_one_rank_are_its_error_alone(comm: MPI.Intracomm, mpi_t
 
 
 BAD_TIMES = [time_of(1), time_of(0), -1e9, float("nan"), float("inf"), -float("inf"), "9", None, 1j, np.zeros(2)]
+BAD_TIMES += [np.datetime64("2000-01-01"), np.datetime64("NaT"), np.timedelta64(9, "s")]
 
 
 @pytest.mark.parametrize("way", ["write_record", "record"])

@@ -139,7 +139,29 @@ def test_times_of_a_resume_may_be_numbers_of_any_type(comm: MPI.Intracomm, mpi_t
             assert w.n_records == n_kept
 
 
-@pytest.mark.parametrize("at", [float("nan"), "yesterday", 1j, [1.0]], ids=str)
+def test_times_of_a_resume_may_be_dates(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    """The same date, whatever holds it, is the same argument on all ranks; another one on one rank is refused."""
+    start, step = np.datetime64("2000-01-01T00:00:00.500", "us"), np.timedelta64(1500, "ms")
+    with ms.write_open(mpi_tmp_path / "s", _schema(), comm=comm, options=OPTIONS) as w:
+        for i in range(4):
+            w.write_record(start + i * step, PLANE.record(w.region, i))
+    t = start + 2 * step
+    mine: Any = t.astype("M8[ns]") if comm.rank % 2 else t.item()
+    with ms.write_resume(mpi_tmp_path / "s", comm=comm, at=mine, expect_last_t=3.5, options=OPTIONS) as w:
+        assert (w.n_records, w.last_t) == (3, time_of(2))
+        assert w.resumed is not None
+        assert (w.resumed.at, w.resumed.n_dropped) == (time_of(2), 1)
+    if comm.size > 1:
+        error = _refused(comm, mpi_tmp_path, at=t + np.timedelta64(comm.rank == 1, "us"))
+        assert (type(error), error.kind) == (ms.ProtocolError, "mismatch")
+    error = _refused(comm, mpi_tmp_path, expect_last_t=t - step)
+    assert (type(error), error.kind) == (ms.ResumeError, "last_t")
+    with ms.write_resume(mpi_tmp_path / "s", comm=comm, expect_last_t=mine, options=OPTIONS) as w:
+        PLANE.write_statics(w)
+    on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", PLANE, [0] * 3))
+
+
+@pytest.mark.parametrize("at", [float("nan"), "yesterday", 1j, [1.0], np.datetime64("NaT")], ids=str)
 def test_time_that_is_none_is_refused(comm: MPI.Intracomm, mpi_tmp_path: Path, at: Any) -> None:
     """An `at` that is NaN or no number is an error on every rank, and drops nothing."""
     _create(comm, mpi_tmp_path / "s")

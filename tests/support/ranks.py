@@ -57,6 +57,7 @@ class MemoryTransport:
     def __init__(self, world: MemoryWorld, rank: int) -> None:
         self.rank = rank
         self.size = world.size
+        self.communicator = (id(world), rank)
         self.is_free = False
         self._world = world
 
@@ -115,6 +116,10 @@ class MemoryTransport:
                 found = world.arrays[peer, self.rank].popleft()
                 assert (found.shape, found.dtype) == (array.shape, array.dtype)
                 array[...] = found
+
+    def has_ranks_of(self, other: Any) -> bool:
+        """Whether the other is this rank's end of a world of as many ranks."""
+        return (other.rank, other.size) == (self.rank, self.size)
 
     def is_usable(self) -> bool:
         """Whether `free` was not called."""

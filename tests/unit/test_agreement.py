@@ -12,7 +12,7 @@ import pytest
 
 from mpistream.agreement import Channel
 from mpistream.errors import CommitError, FormatError, MPIStreamError, ProtocolError, SchemaError, StoreError
-from tests.support.ranks import MemoryTransport, run_ranks
+from tests.support.ranks import MemoryTransport, MemoryWorld, run_ranks
 
 SIZES = [1, 2, 3, 8]
 
@@ -340,3 +340,80 @@ def test_swap_with_a_rank_that_does_not_come_ends_the_channel() -> None:
     found = _channels(2, rank, timeout=0.2)
     assert found[0][:3] == (CommitError, "timeout", 0)
     assert "not all pieces of a record went and came within 0.2 s" in found[0][4]
+
+
+# ---- several channels --------------------------------------------------------------------------------
+
+
+def _pairs(n: int, fn: Callable[[Channel, Channel], Any], timeout: float = 10) -> list[Any]:
+    """Run ``fn`` on two channels per rank."""
+    second = MemoryWorld(n, 30)
+
+    def run(transport: MemoryTransport) -> Any:
+        return fn(Channel(transport, timeout), Channel(MemoryTransport(second, transport.rank), timeout))
+
+    return run_ranks(n, run, timeout=30)
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_rank_that_votes_in_another_channel_ends_both_agreements(odd: int) -> None:
+    """Neither would ever end: all ranks get the same error at once, and later agreements are in step."""
+
+    def rank(a: Channel, b: Channel) -> Any:
+        mine, other = (b, a) if a.rank == odd else (a, b)
+        name = "rollback" if a.rank == odd else "commit"
+        began = time.monotonic()
+        error = _error(lambda: mine.exchange(name, others=[other]))
+        assert time.monotonic() - began < 5
+        # What rank 0 said to the ranks that did not come.
+        if a.rank and other is not a:
+            assert _facts(_error(lambda: other.exchange("commit"))) == _facts(error)
+        elif a.rank:
+            assert _facts(_error(lambda: other.exchange("rollback"))) == _facts(error)
+        return _facts(error), a.exchange("x"), b.exchange("y")
+
+    found = _pairs(3, rank)
+    assert [f[1:] for f in found] == [(None, None)] * 3
+    kinds = {f[0][:2] for f in found}
+    assert kinds == {(ProtocolError, "mismatch")}
+    bad = 1 if odd == 0 else odd
+    assert {f[0][2] for f in found} == {bad}
+    calls = ("commit", "rollback") if odd == 0 else ("rollback", "commit")
+    assert all(f"rank {bad} called {calls[0]} of another writer, rank 0 {calls[1]};" in f[0][4] for f in found)
+
+
+def test_vote_that_another_channel_saw_is_not_lost() -> None:
+    """A vote of a rank that has come here, too, or an old one, is none of another channel's business."""
+
+    def rank(a: Channel, b: Channel) -> Any:
+        if a.rank == 0:
+            # Rank 1 has left b with a vote for an agreement that is over.
+            b._n = 1
+            found = a.exchange("x", payload=0, answer=lambda votes: [votes] * 2, others=[b])
+            return found, b.exchange("y", payload=0, answer=lambda votes: [votes] * 2, others=[a])
+        b._send_vote(0, "old")
+        b._n = 1
+        time.sleep(0.05)
+        return a.exchange("x", payload=1), b.exchange("y", payload=1)
+
+    assert _pairs(2, rank) == [([0, 1], [0, 1])] * 2
+
+
+def test_rank_that_leaves_is_told_by_its_own_vote() -> None:
+    """What it says on every channel is no call of another writer."""
+
+    def rank(a: Channel, b: Channel) -> Any:
+        if a.rank == 1:
+            # On the other channel first.
+            b.post_leave(ValueError("negative density"))
+            time.sleep(0.05)
+            a.post_leave(ValueError("negative density"))
+            return None
+        return [_error(lambda: a.exchange("commit", others=[b])).kind, _error(lambda: b.exchange("commit")).kind]
+
+    assert _pairs(2, rank)[0] == ["left", "left"]
+
+
+def test_channels_of_the_same_ranks() -> None:
+    """By what their transports say."""
+    assert all(_pairs(3, lambda a, b: a.has_ranks_of(b)))

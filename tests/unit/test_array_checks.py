@@ -18,10 +18,10 @@ from mpistream.errors import SchemaError
 def test_the_first_dim_is_time() -> None:
     """It has the length None; the others have integers, numpy's too."""
     dims: dict[str, Any] = {"t": None, "y": 3, "x": np.int64(5)}
-    assert checked_dims(dims) == ("t", {"y": 3, "x": 5})
+    assert checked_dims(dims) == ("t", {"y": 3, "x": 5}, {})
     assert type(checked_dims(dims)[1]["x"]) is int
-    assert checked_dims({"t": None}) == ("t", {})
-    assert checked_dims({"t": None, "one": 1}) == ("t", {"one": 1})
+    assert checked_dims({"t": None}) == ("t", {}, {})
+    assert checked_dims({"t": None, "one": 1}) == ("t", {"one": 1}, {})
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from mpistream.arrays import (
     Role,
     codec_chain,
     coordinate_values,
-    with_coordinates_attribute,
 )
 from mpistream.description import Coordinate
 from mpistream.errors import SchemaError
@@ -103,6 +102,7 @@ def test_the_entry_in_the_manifest() -> None:
         "dims": ["time", "y", "x"],
         "dtype": "float32",
         "fill_value": "NaN",
+        "keep_bits": None,
         "attrs": {"units": "K"},
         "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
         "shard_shape": [4, 4, 6],
@@ -112,6 +112,38 @@ def test_the_entry_in_the_manifest() -> None:
     assert spec().to_json() == expected
     assert json.loads(json.dumps(spec().to_json())) == expected
     assert spec(digest="ab").to_json()["digest"] == "ab"
+    assert spec(keep_bits=7).to_json()["keep_bits"] == 7
+
+
+NAT = -9223372036854775808
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("M8[D]", {"units": "days since 1970-01-01", "calendar": "proleptic_gregorian", "_FillValue": NAT}),
+        ("M8[ns]", {"units": "nanoseconds since 1970-01-01", "calendar": "proleptic_gregorian", "_FillValue": NAT}),
+        ("m8[h]", {"units": "hours", "dtype": "timedelta64[s]", "_FillValue": NAT}),
+        ("m8[s]", {"units": "seconds", "dtype": "timedelta64[s]", "_FillValue": NAT}),
+        ("m8[us]", {"units": "microseconds", "dtype": "timedelta64[us]", "_FillValue": NAT}),
+    ],
+)
+def test_times_are_integers_with_attributes_in_documents(dtype, expected) -> None:
+    """The manifest has the dtype, and not what follows from it."""
+    array = spec(dtype=np.dtype(dtype), fill=np.array("NaT", dtype), attrs={"long_name": "t"})
+    assert (array.zarr_dtype, array.zarr_attrs) == (np.dtype("int64"), {"long_name": "t", **expected})
+    assert (array.to_json()["dtype"], array.to_json()["fill_value"]) == (np.dtype(dtype).name, NAT)
+    assert array.to_json()["attrs"] == {"long_name": "t"}
+    assert (spec().zarr_dtype, spec().zarr_attrs) == (np.dtype("float32"), {"units": "K"})
+
+
+def test_rounding_is_named_in_documents() -> None:
+    """CF conventions, section 8.4.2."""
+    array = spec(keep_bits=7)
+    assert array.zarr_attrs == {"units": "K", "quantization": "quantization_info", "quantization_nsb": 7}
+    assert array.to_json()["attrs"] == {"units": "K"}
+    assert (spec().rounding, spec().shard_spec().rounding) == (None, None)
+    assert array.shard_spec().rounding is not None
 
 
 # ---- values of coordinates ---------------------------------------------------------------------------
@@ -150,7 +182,12 @@ def test_values_go_into_a_dtype_that_holds_them(values, dtype, expected) -> None
         ([0, 1], None, "shape", r"values of shape \(2,\), its dims have \(3,\)"),
         (5.0, None, "shape", r"values of shape \(\), its dims have \(3,\)"),
         ([[0], [1, 2]], None, "shape", "inhomogeneous"),
-        (["a", "b", "c"], None, "dtype", "dtype str32 is not supported"),
+        (["a", "b", 3], None, "dtype", "3 is a int; give str"),
+        (["a", "b"], None, "shape", r"values of shape \(2,\), its dims have \(3,\)"),
+        (["1", "2", "3"], "float64", "dtype", "<U1 into float64 loses values"),
+        ([1, 2, 3], str, "dtype", "1 is a int; give str"),
+        (np.array([b"a", b"b", b"c"]), None, "dtype", r"\|S1 instead of strings; pass np.char.decode"),
+        (np.array([1j, {}, ()], object), None, "dtype", "dtype object is not supported"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(values, dtype, kind, message) -> None:
@@ -183,6 +220,20 @@ def test_every_chain_ends_with_a_checksum() -> None:
         assert [dict(c) for c in codec_chain("t", given_, dtype)] == list(expected)
 
 
+def test_a_chain_for_all_arrays_has_the_serializer_of_each() -> None:
+    """Codec ``bytes`` 1.0: a byte order is required of several bytes and has no meaning for one; text has its own."""
+    crc = {"name": "crc32c"}
+    for dtype, serializer in (
+        ("float32", CHAIN[0]),
+        ("U3", CHAIN[0]),
+        ("int8", {"name": "bytes"}),
+        (np.dtypes.StringDType(), {"name": "vlen-utf8"}),
+    ):
+        assert [dict(c) for c in codec_chain("t", [{"name": "bytes"}], np.dtype(dtype))] == [serializer, crc]
+    big = {"name": "bytes", "configuration": {"endian": "big"}}
+    assert codec_chain("t", [big], np.dtype("float32"))[0] == big
+
+
 @pytest.mark.parametrize(
     ("codec", "message"),
     [
@@ -198,27 +249,3 @@ def test_a_chain_that_this_library_does_not_speak_is_refused(codec, message) -> 
     with pytest.raises(SchemaError, match=re.escape(message)) as caught:
         codec_chain("t", codec, np.dtype("float32"))
     assert caught.value.kind == "codec"
-
-
-# ---- the CF attribute --------------------------------------------------------------------------------
-
-
-def test_auxiliary_coordinates_are_named_where_they_fit() -> None:
-    """CF section 5: each array over all their dims names them, unless it does so itself; coordinates don't."""
-    arrays = {
-        "t": spec(),
-        "u": spec(name="u", attrs={"coordinates": "mine"}),
-        "energy": SERIES,
-        "depth": STATIC,
-        "y": spec(name="y", role=Role.COORDINATE, dims=("y",), shape=(10,)),
-        "lat": spec(name="lat", role=Role.STATIC, dims=("y", "x"), shape=(10, 6)),
-        "zone": spec(name="zone", role=Role.COORDINATE, dims=("y",), shape=(10,)),
-    }
-    coords = {n: Coordinate(arrays[n].dims, dtype="f4") for n in ("y", "lat", "zone")}
-    found = with_coordinates_attribute(dict(arrays), coords)
-    assert found["t"].attrs == {"units": "K", "coordinates": "lat zone"}
-    assert found["u"].attrs == {"coordinates": "mine"}
-    assert found["depth"].attrs == {"units": "K", "coordinates": "lat zone"}
-    for name in ("energy", "y", "lat", "zone"):
-        assert found[name] is arrays[name]
-    assert arrays["t"].attrs == {"units": "K"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -147,6 +148,170 @@ def test_a_masked_block_is_refused() -> None:
     with pytest.raises(SchemaError, match=r"variable 't': the block is masked; pass block\.filled\(value\)") as caught:
         check_block("t", np.ma.masked_equal(BASE, 5), (4, 6), F4)
     assert caught.value.kind == "mask"
+
+
+# ---- times -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "is_taken"),
+    [
+        ("M8[s]", "M8[s]", True),
+        (">M8[s]", "M8[s]", True),
+        ("M8[D]", "M8[ns]", True),
+        ("M8[ns]", "M8[s]", False),
+        ("m8[h]", "m8[s]", True),
+        ("m8[s]", "m8[h]", False),
+        ("m8[s]", "M8[s]", False),
+        ("M8[s]", "m8[s]", False),
+        ("i8", "m8[s]", False),
+        ("i8", "M8[s]", False),
+        ("?", "m8[s]", False),
+        ("M8[s]", "i8", False),
+        ("m8[s]", "f8", False),
+        ("m8", "m8[s]", False),
+        ("M8", "M8[s]", False),
+        ("m8[M]", "m8[s]", False),
+    ],
+)
+def test_times_may_come_in_a_coarser_unit(source, target, is_taken) -> None:
+    """Never in a finer one, nor as something else: then the message has the cast to write."""
+    block = np.arange(3).astype("i1").astype(source) if source == "?" else np.arange(3, dtype="i8").astype(source)
+    if is_taken:
+        found = check_block("t", block, (3,), np.dtype(target))
+        assert found.dtype == np.dtype(target)
+        np.testing.assert_array_equal(found, block.astype(target))
+        return
+    with pytest.raises(SchemaError, match=r"can lose values; pass block\.astype\(") as caught:
+        check_block("t", block, (3,), np.dtype(target))
+    assert caught.value.kind == "dtype"
+
+
+def test_a_time_beyond_the_range_of_the_unit_is_refused() -> None:
+    """numpy would wrap it, without a word."""
+    block = np.array(["2000-01-01", "NaT", "2500-01-01"], "M8[s]")
+    found = check_block("t", block[:2], (2,), np.dtype("M8[ns]"))
+    assert found.view("i8").tolist() == [946684800 * 10**9, -(2**63)]
+    with pytest.raises(SchemaError) as caught:
+        check_block("t", block, (3,), np.dtype("M8[ns]"))
+    assert str(caught.value) == (
+        "variable 't': a value of the datetime64[s] block is beyond the range of datetime64[ns]; "
+        "give the variable a coarser unit"
+    )
+    assert caught.value.kind == "dtype"
+
+
+def test_a_time_broadcasts() -> None:
+    """Like Python's numbers, which in turn are no times."""
+    found = check_block("t", np.datetime64("1970-01-02", "D"), (2, 3), np.dtype("M8[s]"))
+    assert (found.shape, found.dtype, set(found.view("i8").flat)) == ((2, 3), np.dtype("M8[s]"), {86400})
+    assert check_block("t", np.timedelta64("NaT", "s"), (), np.dtype("m8[s]")).view("i8")[()] == -(2**63)
+    for value in (5, 0.5, True):
+        with pytest.raises(SchemaError, match="does not fit datetime64"):
+            check_block("t", value, (2, 3), np.dtype("M8[s]"))
+    with pytest.raises(SchemaError, match="can lose values"):
+        check_block("t", np.timedelta64(5), (2, 3), np.dtype("m8[s]"))
+
+
+# ---- arrays of other libraries -----------------------------------------------------------------------
+
+
+class WithArray:
+    """What has a form for numpy, and perhaps says where it lies."""
+
+    def __init__(self, array: Any, device: tuple[int, int] | Exception | None = None) -> None:
+        self._array = array
+        if device is not None:
+            self.__dlpack_device__ = lambda: self._device(device)
+
+    @staticmethod
+    def _device(device: Any) -> Any:
+        if isinstance(device, Exception):
+            raise device
+        return device
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        if isinstance(self._array, Exception):
+            raise self._array
+        return self._array
+
+
+class OnlyDlpack:
+    """What has the DLPack protocol alone."""
+
+    def __init__(self, array: Any, device: tuple[int, int] = (1, 0)) -> None:
+        self._array, self._device = array, device
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        if isinstance(self._array, Exception):
+            raise self._array
+        return self._array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+
+CPU, CUDA, PINNED = (1, 0), (2, 0), (3, 0)
+BLOCK = np.arange(6, dtype="float32").reshape(2, 3)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        WithArray(BLOCK),
+        WithArray(BLOCK, CPU),
+        WithArray(BLOCK, PINNED),
+        WithArray(BLOCK, BufferError("lies on several devices")),
+        OnlyDlpack(BLOCK),
+    ],
+)
+def test_arrays_of_other_libraries_are_good_input(block) -> None:
+    """By __array__, or by __dlpack__ where there is nothing else, without a copy of ours."""
+    found = check_block("t", block, (2, 3), F4)
+    assert np.shares_memory(found, BLOCK)
+    np.testing.assert_array_equal(found, BLOCK)
+
+
+class Cuda:
+    """What has numba's and CuPy's protocol alone."""
+
+    __cuda_array_interface__: ClassVar[dict[str, Any]] = {"shape": (2, 3)}
+
+
+@pytest.mark.parametrize("block", [WithArray(BLOCK, CUDA), OnlyDlpack(BLOCK, CUDA), WithArray(BLOCK, (10, 0)), Cuda()])
+def test_an_array_on_a_device_is_refused_with_the_call_to_use(block) -> None:
+    """The copy to the host takes time, so it is for the model to place."""
+    with pytest.raises(SchemaError, match="lies in the memory of a device") as caught:
+        check_block("t", block, (2, 3), F4)
+    for part in ("variable 't'", type(block).__name__, "jax.device_get(block)", "block.cpu()", "block.get()"):
+        assert part in str(caught.value)
+    assert caught.value.kind == "device"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        WithArray(TypeError("Got unsupported ScalarType BFloat16")),
+        WithArray(RuntimeError("Use tensor.detach().numpy() instead")),
+        OnlyDlpack(BufferError("DLPack has no such dtype")),
+    ],
+)
+def test_what_another_library_can_not_give_is_refused_in_its_words(block) -> None:
+    """Its advice is better than ours."""
+    with pytest.raises(SchemaError, match="variable 't': numpy can't take this ") as caught:
+        check_block("t", block, (2, 3), F4)
+    assert str(block._array) in str(caught.value)
+    assert caught.value.kind == "dtype"
+
+
+def test_floats_of_other_libraries_are_taken_where_they_fit() -> None:
+    """Every bfloat16 is a float32; into float16 it does not fit."""
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes")
+    block = np.array([1.5, -2.0, np.inf], ml_dtypes.bfloat16)
+    found = check_block("t", block, (3,), F4)
+    np.testing.assert_array_equal(found.astype("f4"), np.array([1.5, -2.0, np.inf], "f4"))
+    with pytest.raises(SchemaError, match=r"bfloat16 into float16 can lose values; pass block\.astype\('float16'\)"):
+        check_block("t", block, (3,), np.dtype("float16"))
 
 
 # ---- scalars -----------------------------------------------------------------------------------------
@@ -307,7 +472,41 @@ def test_time_is_finite(t) -> None:
     ids=repr,
 )
 def test_what_is_no_number_is_no_time(t) -> None:
-    """Text and dates have no place on the time axis: a time is a number in the schema's units."""
+    """Text has no place on the time axis, and a date is a number by the time it comes here."""
     with pytest.raises(SchemaError, match=r"^t = ") as caught:
         check_time(t, None)
     assert caught.value.kind == "time"
+
+
+# ---- strings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["U5", np.dtypes.StringDType()])
+def test_strings_are_good_input_where_strings_are_stored(dtype) -> None:
+    """Sequences and arrays of the shape; one string broadcasts, as a number does."""
+    dtype = np.dtype(dtype)
+    for value in (["a", "bé"], ("a", "bé"), np.array(["a", "bé"]), np.array(["a", "bé"], object)):
+        found = check_block("t", value, (2,), dtype)
+        assert (found.dtype, found.tolist()) == (dtype, ["a", "bé"])
+    found = check_block("t", "ab", (2, 2), dtype)
+    assert (found.dtype, found.tolist()) == (dtype, [["ab", "ab"], ["ab", "ab"]])
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "kind", "message"),
+    [
+        (5, "U5", "dtype", "variable 't': 5 is a int; give str"),
+        (["a", 1.5], "U5", "dtype", "variable 't': 1.5 is a float; give str"),
+        (["a"], "U5", "shape", "variable 't': block of shape (1,), this rank's region has (2,)"),
+        (["a", "abcdef"], "U5", "dtype", "variable 't': a string has 6 characters, U5 holds 5"),
+        ("abcdef", "U5", "dtype", "variable 't': a string has 6 characters, U5 holds 5"),
+        ("a", "float32", "shape", "variable 't': block of shape (), this rank's region has (2,)"),
+        (["1", "2"], "float32", "dtype", "variable 't': <U1 into float32 can lose values"),
+    ],
+)
+def test_text_and_numbers_are_not_taken_for_each_other(value, dtype, kind, message) -> None:
+    """Neither becomes the other on the way."""
+    with pytest.raises(SchemaError) as caught:
+        check_block("t", value, (2,), np.dtype(dtype))
+    assert str(caught.value).startswith(message)
+    assert caught.value.kind == kind

@@ -283,3 +283,73 @@ def test_a_gzip_chunk_without_its_end_is_refused() -> None:
     broken = bytearray(data)
     broken[-5] ^= 1
     assert decode(bytes(broken), CODECS["gzip"]) == "chunk"
+
+
+# ---- strings -----------------------------------------------------------------------------------------
+
+TEXT = np.dtypes.StringDType()
+WORDS = np.array(["a", "bé", "", "long" * 9], TEXT)
+PLAIN_TEXT = b"".join([b"\4\0\0\0", *(len(w.encode()).to_bytes(4, "little") + w.encode() for w in WORDS.tolist())])
+TEXT_CODECS = {n: ChunkCodec([{"name": "vlen-utf8"}, *middle], TEXT) for n, middle in BARE.items()}
+
+
+def decode_text(data, codec, shape=(4,)):
+    try:
+        found = codec.decode(data, shape)
+    except FormatError as error:
+        return error.kind
+    assert (found.dtype, found.shape) == (TEXT, shape)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "it ends at byte 0, amid its strings"),
+        (b"\4\0\0", "it ends at byte 3, amid its strings"),
+        (b"\5" + PLAIN_TEXT[1:], "it claims 5 strings, not 4"),
+        (b"\xff\xff\xff\xff" + PLAIN_TEXT[4:], "it claims 4294967295 strings, not 4"),
+        (PLAIN_TEXT[:-1], "its strings end at byte 60 of 59"),
+        (PLAIN_TEXT + b"\0", "its strings end at byte 60 of 61"),
+        (PLAIN_TEXT[:4] + b"\xff\xff\xff\xff" + PLAIN_TEXT[8:], "it ends at byte 60, amid its strings"),
+        (PLAIN_TEXT.replace("é".encode(), b"\xc3\x28"), "'utf-8' codec can't decode byte 0xc3"),
+        (PLAIN_TEXT.replace("é".encode(), b"\xed\xa0"), "'utf-8' codec can't decode byte 0xed"),
+    ],
+)
+def test_strings_that_lie_are_refused(data, message) -> None:
+    """Their number, each length and the end are compared with what is there, before any of it is believed."""
+    with pytest.raises(FormatError, match=rf"chunk does not decode to \(4,\) strings: {message}") as caught:
+        TEXT_CODECS["plain"].decode(data, (4,))
+    assert caught.value.kind == "chunk"
+
+
+@each_codec
+@given(st.data())
+@settings(max_examples=100)
+def test_a_mutated_chunk_of_strings_is_a_chunk_or_a_format_error(name, data) -> None:
+    """Whatever stands in it, headers of compressors too."""
+    changed = data.draw(mutated(encoded(TEXT_CODECS[name], WORDS)))
+    found = decode_text(changed, TEXT_CODECS[name])
+    assert isinstance(found, np.ndarray) or found == "chunk"
+
+
+@each_codec
+def test_every_truncation_of_a_chunk_of_strings_is_a_format_error(name) -> None:
+    """A short object never decodes."""
+    data = encoded(TEXT_CODECS[name], WORDS)
+    assert decode_text(data, TEXT_CODECS[name]).tolist() == WORDS.tolist()
+    for n in range(len(data)):
+        assert decode_text(data[:n], TEXT_CODECS[name]) == "chunk"
+
+
+@pytest.mark.parametrize("name", ["blosc", "zstd", "gzip"])
+def test_no_memory_for_strings_that_are_only_claimed(name) -> None:
+    """More than 64 MiB and a count are not decoded, whatever a header says; the limit itself is."""
+    limit = 2**26 + 4
+    compressor = {"blosc": numcodecs.Blosc("zstd"), "zstd": numcodecs.Zstd(), "gzip": numcodecs.GZip(1)}[name]
+    too_much = bytes(compressor.encode(bytes(limit + 1)))
+    assert peak_nbytes(lambda: decode_text(too_much, TEXT_CODECS[name])) < 2**20
+    with pytest.raises(FormatError, match=f"it claims {limit + 1} bytes, at most {limit} are read"):
+        TEXT_CODECS[name].decode(too_much, (4,))
+    at_limit = bytes(compressor.encode(b"\1\0\0\0" + (limit - 8).to_bytes(4, "little") + b"a" * (limit - 8)))
+    assert len(TEXT_CODECS[name].decode(at_limit, (1,)).item()) == limit - 8

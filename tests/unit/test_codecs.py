@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -285,3 +286,54 @@ def test_no_chain_ends_in_another_error(chain, data, name) -> None:
         return
     chunk = np.ones(3, spoken.stored_dtype)
     assert spoken.decode(encoded(spoken, chunk), (3,)).tolist() == [1, 1, 1]
+
+
+# ---- strings -----------------------------------------------------------------------------------------
+
+TEXT = np.dtypes.StringDType()
+WORDS = ["", "a", "bé", "\0", "x\0", "𝄞", "long" * 1000]
+VLEN: dict[str, Any] = {"name": "vlen-utf8"}
+
+
+def test_the_chains_of_strings() -> None:
+    """Of any length they are no bytes to be shuffled; of fixed length a character is what shuffle takes apart."""
+    assert profile_chain("fast", TEXT) == [VLEN, blosc(typesize=1, shuffle="noshuffle"), CRC]
+    assert profile_chain("none", TEXT) == [VLEN, CRC]
+    assert profile_chain("fast", np.dtype("U99")) == [LITTLE, blosc(), CRC]
+
+
+@pytest.mark.parametrize("middle", [[], [GZIP], [ZSTD], [blosc(typesize=1)]], ids=["plain", "gzip", "zstd", "blosc"])
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_strings_of_any_length_come_back(middle, is_sealed) -> None:
+    """Empty, long, beyond the basic plane and with NUL, in any shape; the bytes are numcodecs' own."""
+    codec = ChunkCodec([VLEN, *middle, *([CRC] if is_sealed else [])], TEXT)
+    chunk = np.array([WORDS, WORDS[::-1]], TEXT)
+    data = encoded(codec, chunk)
+    found = codec.decode(data, (2, len(WORDS)))
+    assert found.dtype == TEXT
+    assert found.tolist() == chunk.tolist()
+    if not middle:
+        body = data[:-4] if is_sealed else data
+        assert body == numcodecs.VLenUTF8().encode(np.array(WORDS + WORDS[::-1], object))
+
+
+@each_profile
+def test_every_profile_gives_back_strings(profile) -> None:
+    """Of fixed and of any length; an array without dims is one string."""
+    for dtype in (TEXT, np.dtype("U64")):
+        codec = ChunkCodec(profile_chain(profile, dtype), dtype)
+        for words in (["a", "bé", ""], "abc"):
+            chunk = np.array(words, dtype)
+            found = codec.decode(encoded(codec, chunk), chunk.shape)
+            assert (found.dtype, found.tolist()) == (dtype, words)
+
+
+def test_strings_and_numbers_have_chains_of_their_own() -> None:
+    """vlen-utf8 is for strings of any length alone, and they have no other."""
+    for chain, dtype, message in (
+        ([LITTLE], TEXT, "codec chain bytes: only vlen-utf8, one of blosc"),
+        ([VLEN], np.dtype("f4"), "codec chain vlen-utf8: only bytes, one of blosc"),
+        ([VLEN], np.dtype("U3"), "codec chain vlen-utf8: only bytes, one of blosc"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            ChunkCodec(chain, dtype)

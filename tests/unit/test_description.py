@@ -89,6 +89,17 @@ def test_fixed_times_are_copied_and_digested() -> None:
     assert (IndexedTime(range(3), units="s").calendar, IndexedTime([5], units="s").attrs) == ("proleptic_gregorian", {})
 
 
+def test_fixed_times_may_be_dates() -> None:
+    """They are the numbers that the same dates are as times of records, and so is their digest."""
+    dates = ["2000-01-01", "2000-01-01T00:20", "2000-01-02T12"]
+    expected = IndexedTime([0.0, 1 / 72, 1.5], units="days since 2000-01-01")
+    minutes = np.array(dates, "M8[m]")
+    for times in (minutes, minutes.astype("M8[ns]"), minutes.tolist(), list(minutes)):
+        assert IndexedTime(times, units="days since 2000-01-01").digest == expected.digest
+    with pytest.raises(SchemaError, match="finite and increasing"):
+        IndexedTime(np.array(dates[::-1], "M8[m]"), units="days since 2000-01-01")
+
+
 def test_fixed_times_of_a_stored_schema() -> None:
     """Their number and digest stand for them."""
     time = IndexedTime(None, units="s", n_records=3, digest="ab")
@@ -104,7 +115,9 @@ def test_fixed_times_of_a_stored_schema() -> None:
         ([True], "dtype bool"),
         (["0"], "dtype <U1"),
         ([1j], "dtype complex128"),
-        (np.array(["2000-01-01"], "M8[s]"), "dtype datetime64[s]"),
+        (np.array(["2000-01-01"], "M8[s]"), "time units 's': a date can be counted in days"),
+        (np.array([5], "m8[s]"), "dtype timedelta64[s]"),
+        ([np.datetime64("2000-01-01"), 5], "dtype object"),
         ([0.0, 0.0], "finite and increasing"),
         ([1.0, 0.0], "finite and increasing"),
         ([0.0, math.nan], "finite and increasing"),

@@ -14,7 +14,7 @@ from mpistream.errors import AlignmentError, TilingError
 from mpistream.layout import decompose
 from mpistream.region import Region
 from tests.support.boxes import painted
-from tests.support.streams import resolved
+from tests.support.streams import SIZES, resolved
 
 DIMS = ("y", "x")
 SCHEMA = resolved(
@@ -23,7 +23,13 @@ SCHEMA = resolved(
         "rows": ms.Variable(("time", "y"), "f4"),
         "energy": ms.Variable(("time",), "f8"),
     },
-    statics={"topography": ms.Variable(("y", "x"), "i2"), "scalar": ms.Variable((), "f4")},
+    statics={
+        "topography": ms.Variable(("y", "x"), "i2"),
+        "scalar": ms.Variable((), "f4"),
+        "words": ms.Variable(("z",), str),
+        "levels": ms.Variable(("z",), "f4"),
+    },
+    dims={"time": None, **SIZES, "z": 5},
 )
 LEFT = Region.of_box(DIMS, ((0, 8), (0, 3)))
 RIGHT = Region.of_box(DIMS, ((0, 8), (3, 6)))
@@ -31,7 +37,8 @@ NONE = Region.empty(DIMS)
 
 
 def test_cells_are_counted_per_array_and_writer() -> None:
-    """Of one record: the own box, the projection of the lowest rank, and one cell of a series on the owner."""
+    """Of one record: the own box, the projection of the lowest rank, and the owner's: one cell of a series, all
+    cells of what is not partitioned."""
     epoch = prove_epoch(SCHEMA, [NONE, LEFT, RIGHT])
     assert epoch.regions == (NONE, LEFT, RIGHT)
     assert epoch.n_cells == {
@@ -40,10 +47,12 @@ def test_cells_are_counted_per_array_and_writer() -> None:
         "energy": (1, 0, 0),
         "topography": (0, 24, 24),
         "scalar": (1, 0, 0),
+        "words": (5, 0, 0),
+        "levels": (5, 0, 0),
         "lat": (0, 24, 24),
     }
     assert epoch.boxes["rows"] == [(), (((0, 8),),), ()]
-    assert "energy" not in epoch.boxes
+    assert epoch.boxes.keys() == {"temperature", "rows", "topography", "levels", "lat"}
     assert "y" not in epoch.n_cells
 
 
@@ -54,8 +63,8 @@ def test_a_share_is_one_writers_column() -> None:
     assert (share.writer, share.region) == (1, RIGHT)
     assert share.boxes["temperature"] == (((0, 8), (3, 6)),)
     assert share.boxes["rows"] == ()
-    assert (share.n_cells("temperature"), share.n_cells("rows"), share.n_cells("scalar")) == (24, 0, 0)
-    assert epoch.shares()[0].n_cells("scalar") == 1
+    assert (share.n_cells("temperature"), share.n_cells("rows")) == (24, 0)
+    assert epoch.shares()[0].n_cells("rows") == 8
     assert Share.from_json(json.loads(json.dumps(share.to_json()))) == share
 
 

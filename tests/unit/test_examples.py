@@ -1,8 +1,10 @@
-"""The example that is there to be read runs as its first lines say, and goes on where it was stopped."""
+"""The examples that are there to be read run as their first lines say."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tests.support.mpi_run import mpiexec, start_mpiexec
 from tests.support.wait import wait_until
 
 HEAT = Path(__file__).parents[2] / "examples" / "heat.py"
+ENSEMBLE = HEAT.with_name("ensemble.py")
 
 
 def constants(path: Path) -> dict[str, Any]:
@@ -85,3 +88,46 @@ def test_heat_goes_on_after_a_kill_and_ends_at_once_when_it_is_done(tmp_path: Pa
     assert (again.stdout, again.stderr) == ("", "")
     assert sorted((p, p.stat().st_mtime_ns) for p, _ in shards) == shards
     assert ms.open_reader(url).n_records == n
+
+
+def lorenz_means(forcing: float, n: int, n_records: int, n_steps: int, dt: float) -> NDArray[np.float64]:
+    """Integrate Lorenz' ring of 1996, site by site, with midpoint steps; return the mean state of each record."""
+
+    def slope(x: list[float]) -> list[float]:
+        return [(x[(i + 1) % n] - x[i - 2]) * x[i - 1] - x[i] + forcing for i in range(n)]
+
+    x = [forcing + 0.01, *[forcing] * (n - 1)]
+    means = []
+    for _ in range(n_records):
+        states = []
+        for _ in range(n_steps):
+            half = [a + 0.5 * dt * b for a, b in zip(x, slope(x), strict=True)]
+            x = [a + dt * b for a, b in zip(x, slope(half), strict=True)]
+            states.append(x)
+        means.append(np.mean(states, axis=0))
+    return np.array(means)
+
+
+@pytest.mark.parametrize("n_ranks", [0, 7], ids=["without mpiexec", "more ranks than members"])
+def test_ensemble_has_every_member_under_its_name(tmp_path: Path, n_ranks: int) -> None:
+    """Without and with MPI: members by name, intervals that touch, and what a serial model computes."""
+    xarray = pytest.importorskip("xarray", reason="needs xarray")
+    ensemble = constants(ENSEMBLE)
+    n_steps, dt = ensemble["STEPS_PER_RECORD"], ensemble["DT"]
+    url = tmp_path / "ensemble.zarr"
+    if n_ranks:
+        mpiexec(n_ranks, ["-m", "mpi4py", ENSEMBLE, url], timeout=100)
+    else:
+        subprocess.run([sys.executable, ENSEMBLE, url], check=True, timeout=100)
+
+    data = xarray.open_zarr(url)
+    assert list(data["member"].values) == list(ensemble["FORCINGS"])
+    assert data["x"].dims == ("time", "member", "site")
+    assert data["x"].coords["model"].item() == "Lorenz 96"
+    for name in ("weakest", "control", "stronger"):
+        expected = lorenz_means(ensemble["FORCINGS"][name], ensemble["N"], ensemble["N_RECORDS"], n_steps, dt)
+        np.testing.assert_allclose(data["x"].sel(member=name), expected, rtol=1e-6)
+    bounds = data["time_bnds"].values
+    assert (bounds[:-1, 1] == bounds[1:, 0]).all()
+    days = (bounds - np.datetime64("2000-01-01")) / np.timedelta64(1, "D")
+    np.testing.assert_allclose(days[:, 1], np.arange(1, ensemble["N_RECORDS"] + 1) * n_steps * dt)

@@ -11,6 +11,7 @@ from mpistream.errors import SchemaError, TilingError
 from mpistream.grid import ShardGrid
 from mpistream.indices import (
     Indices,
+    Selection,
     as_range,
     axes_of,
     axis_lengths,
@@ -129,7 +130,10 @@ def test_several_lists_make_a_grid() -> None:
     """A cell is named by all of its numbers."""
     grid = ShardGrid(name="t", dims=("y", "x"), shape=(4, 4), shard_shape=(2, 2))
     box = ((2, 4), (0, 2))
-    halves = [(0, (np.array([1, 0]), slice(0, 1))), (1, (slice(0, 2), slice(1, 2)))]
+    halves: list[tuple[int, list[Selection]]] = [
+        (0, [np.array([1, 0]), slice(0, 1)]),
+        (1, [slice(0, 2), slice(1, 2)]),
+    ]
     prove_coverage(grid, box, ["y", "x"], halves)
     with pytest.raises(TilingError, match=r"no rank's indices contain y\[2\] x\[1\], and 1 more cells of 2x2"):
         prove_coverage(grid, box, ["y", "x"], halves[:1])

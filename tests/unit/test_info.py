@@ -205,3 +205,21 @@ def test_decode_time_agrees_with_xarray(t: float, unit: str, calendar: str) -> N
 )
 def test_short_chain(chain: list[dict[str, Any]], expected: str) -> None:
     assert short_chain(chain) == expected
+
+
+def test_strings_are_described(tmp_path: Path) -> None:
+    """By their names in the schema; only values tell the size of those of any length, so these don't count."""
+    schema = ms.StreamSchema(
+        dims={"time": None, "k": 3},
+        time=ms.AppendTime(units="s"),
+        variables={"n": ms.Variable(("time",), "int32")},
+        coords={
+            "any": ms.Coordinate(("k",), ["a", "b", "c"], dtype=str),
+            "fixed": ms.Coordinate(("k",), ["a", "bc", ""]),
+        },
+    )
+    ms.write_open(tmp_path / "run.zarr", schema, options=ms.Options(durability="none", threads=0)).close()
+    arrays = {a["name"]: a for a in describe(tmp_path / "run.zarr")["arrays"]}
+    found = {n: tuple(arrays[n][k] for k in ("dtype", "nbytes", "n_objects")) for n in ("any", "fixed")}
+    assert found == {"any": ("string", 0, 1), "fixed": ("U2", 24, 1)}
+    assert arrays["any"]["ratio"] is None

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import mpistream as ms
 from mpistream import layout
-from mpistream.errors import AlignmentError, TilingError
-from mpistream.layout import assign_writers, decompose, resolve_layout
+from mpistream.errors import AlignmentError, SchemaError, TilingError
+from mpistream.layout import assign_writers, decompose, resolve_layout, suggest_layout
 from mpistream.plan import plan
 from mpistream.region import Region
 from tests.support.boxes import painted
-from tests.support.streams import make_schema, resolved
+from tests.support.streams import SIZES, make_schema, resolved
 
 MIB = 2**20
 
@@ -140,6 +140,20 @@ def test_a_stream_of_series_has_statics_for_its_grid() -> None:
     schema = make_schema(variables=series, statics={}, coords={})
     assert schema.is_resolved
     assert decompose(schema, 3) == [Region.whole((), {})] * 3
+
+
+def test_the_bounds_of_time_decide_nothing() -> None:
+    """Without a variable over space the statics are cut as if there were no bounds, and vertices never are."""
+    schema = make_schema(
+        dims={"time": None, **SIZES, "nv": 2},
+        time=ms.AppendTime(units="s", attrs={"bounds": "ends"}),
+        variables={"e": ms.Variable(("time",), "f4"), "ends": ms.Variable(("time", "nv"), "f8")},
+        coords={},
+    )
+    found = resolve_layout(schema, 2)
+    assert shapes_of(found, "topography") == ((4, 6), (4, 6))
+    assert shapes_of(found, "ends") == ((1, 2), (1, 2))
+    assert [dict(r) for r in decompose(schema, 2)] == [{"y": (0, 4), "x": (0, 6)}, {"y": (4, 8), "x": (0, 6)}]
 
 
 # ---- given regions -----------------------------------------------------------------------------------
@@ -285,11 +299,13 @@ def test_every_array_is_cut_to_sensible_objects(dims, variables, statics, n_writ
 
 @st.composite
 def small_streams(draw: st.DrawFn) -> ms.StreamSchema:
-    """Draw a stream of several arrays, some with lengths of their own."""
-    dims = {"time": None, **{d: draw(st.integers(1, 30)) for d in "zyx"[: draw(st.integers(1, 3))]}}
+    """Draw a stream of several arrays, some with lengths of their own, and on points of their own."""
+    dims: dict[str, Any] = {"time": None, **{d: draw(st.integers(1, 30)) for d in "zyx"[: draw(st.integers(1, 3))]}}
+    dims["z_face"] = ms.Staggered("z", draw(st.integers(0, 2)))
 
     def variable(lead: tuple[str, ...]) -> ms.Variable:
-        own = draw(st.permutations([d for d in dims if d != "time"]))[: draw(st.integers(0, 3))]
+        without = draw(st.sampled_from(["z", "z_face"]))
+        own = draw(st.permutations([d for d in dims if d not in ("time", without)]))[: draw(st.integers(0, 3))]
         some = st.dictionaries(st.sampled_from(own), st.sampled_from([1, 2, 4, 6]), max_size=2) if own else st.just({})
         chunk = draw(some)
         shard = {d: n * draw(st.integers(1, 3)) for d, n in chunk.items() if draw(st.booleans())}
@@ -368,3 +384,107 @@ def test_regions_lie_on_the_edges_of_all_arrays() -> None:
         },
     )
     assert [r.box for r in decompose(schema, 2)] == [((0, 12),), ((12, 30),)]
+
+
+# ---- staggered dims ----------------------------------------------------------------------------------
+
+
+def test_faces_are_split_as_the_cells_are() -> None:
+    """The same shard edges, and the extra face with the last cell."""
+    schema = resolve_layout(
+        ms.StreamSchema(
+            dims={"time": None, "y": 6, "x": 12, "x_face": ms.Staggered("x"), "x_out": ms.Staggered("x", 0)},
+            time=ms.AppendTime(units="s"),
+            variables={
+                "t": ms.Variable(("time", "y", "x"), "f4"),
+                "u": ms.Variable(("time", "y", "x_face"), "f4"),
+                "w": ms.Variable(("time", "x_out", "y"), "f4"),
+            },
+            shard_shape={"x": 4},
+        ),
+        3,
+    )
+    assert [a.resolved_shard_shape for a in schema.arrays.values()] == [(1, 6, 4), (1, 6, 4), (1, 4, 6)]
+    regions = decompose(schema, 3)
+    assert [dict(r) for r in regions] == [{"y": (0, 6), "x": (a, a + 4)} for a in (0, 4, 8)]
+    boxes = assign_writers(schema, regions)
+    assert [found[0][1] for found in boxes["u"]] == [(0, 4), (4, 8), (8, 13)]
+    assert [found[0][0] for found in boxes["w"]] == [(0, 4), (4, 8), (8, 12)]
+
+
+def test_faces_alone_can_be_decomposed() -> None:
+    """Also where nothing lies on the cells themselves."""
+    schema = ms.StreamSchema(
+        dims={"time": None, "x": 12, "x_face": ms.Staggered("x", 2)},
+        time=ms.AppendTime(units="s"),
+        variables={"u": ms.Variable(("time", "x_face"), "f4")},
+    )
+    regions = decompose(schema, 3)
+    assert [dict(r) for r in regions] == [{"x": (a, a + 4)} for a in (0, 4, 8)]
+    check_tiling(resolve_layout(schema, 3, regions), regions)
+
+
+# ---- suggestions -------------------------------------------------------------------------------------
+
+
+def test_a_suggestion_is_what_a_schema_without_layout_gets() -> None:
+    """For so many ranks; it can be passed on as it is."""
+    sizes = {"z": 40, "y": 1093, "x": 1441}
+    found = suggest_layout(sizes, "f8", n_ranks=6)
+    chosen = resolve_layout(stream(sizes, "float64"), 6)
+    given = ms.StreamSchema(
+        dims={"time": None, **sizes},
+        time=ms.AppendTime(units="s"),
+        variables={"t": ms.Variable(("time", *sizes), "f8")},
+        shard_shape=found["shard_shape"],
+        chunk_shape=found["chunk_shape"],
+    )
+    assert given.is_resolved
+    assert shapes_of(given) == shapes_of(chosen)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"x": 7},
+        {"y": 1093, "x": 1441},
+        {"z": 13, "y": 4099, "x": 8191},
+        {"cell": 104_729_003},
+        {"y": 1, "x": 2**27 + 29},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("dtype", "n_ranks"), [("f4", None), ("f8", 7), ("i1", 1)])
+def test_suggestions_are_few_large_objects(sizes, dtype, n_ranks) -> None:
+    """Also of prime extents: objects of up to 64 MiB, and no more of them than twice what they would fill."""
+    found = suggest_layout(sizes, dtype, n_ranks=n_ranks)
+    shard = [found["shard_shape"][d] for d in sizes]
+    nbytes = np.dtype(dtype).itemsize * math.prod(sizes.values())
+    n_objects = math.prod(-(-n // s) for n, s in zip(sizes.values(), shard, strict=True))
+    assert np.dtype(dtype).itemsize * math.prod(shard) <= 1.6 * 64 * MIB
+    assert n_objects <= max(2 * -(-nbytes // (64 * MIB)), n_ranks or 1)
+    assert all(s % found["chunk_shape"][d] == 0 for d, s in zip(sizes, shard, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("n_records", "row"),
+    [(1, 1), (12, 12), (64, 64), (100, 50), (97, 1), (1000, 50)],
+)
+def test_records_of_one_commit_share_objects(n_records, row) -> None:
+    """64 records of 1 MiB fill one; the row divides the records of a commit, so that every commit ends with a row."""
+    found = suggest_layout({"y": 512, "x": 512}, "f4", n_records=n_records)
+    assert found["shard_shape"] == {"time": row, "y": 512, "x": 512}
+    assert found["chunk_shape"]["time"] == 1
+
+
+def test_a_suggestion_for_a_dim_of_the_name_of_time() -> None:
+    """The schema may call its time dim otherwise."""
+    assert suggest_layout({"time": 8})["shard_shape"] == {"time_": 1, "time": 8}
+
+
+@pytest.mark.parametrize("changes", [{"n_ranks": 0}, {"n_ranks": 2.0}, {"n_records": 0}, {"n_records": True}], ids=str)
+def test_numbers_that_are_none_are_refused(changes) -> None:
+    """By their name."""
+    with pytest.raises(SchemaError, match=f"{next(iter(changes))} .*: give an integer above 0") as caught:
+        suggest_layout({"x": 8}, **changes)
+    assert caught.value.kind == "layout"

@@ -27,6 +27,7 @@ from mpistream.lease import Lease, LeaseKeeper, is_dead_at_once, read_lease, wai
 from mpistream.local_store import LocalStore
 from mpistream.manifest import LEASE_KEY, stage_folder
 from mpistream.memory_store import MemoryStore
+from mpistream.refresher import Refresher
 from mpistream.store import Store
 
 DEADLINE = 30.0
@@ -778,7 +779,7 @@ def counter_of(store: Store) -> int:
 
 
 @pytest.fixture
-def running(store) -> Iterator[LeaseKeeper]:
+def running(store, refresher) -> Iterator[LeaseKeeper]:
     """A keeper that refreshes every 0.05 s from its thread."""
     made = LeaseKeeper(store, Lease.of_this_process("run-a", 0.01), FOLDER)
     made.write()
@@ -792,6 +793,15 @@ def thread_of(keeper: LeaseKeeper) -> threading.Thread:
     return keeper._thread
 
 
+@pytest.fixture
+def refresher(monkeypatch: pytest.MonkeyPatch) -> Refresher:
+    """A process without other writers: its thread ends with the keepers of the test."""
+    made = Refresher()
+    monkeypatch.setattr(lease_module, "_refresher", made)
+    return made
+
+
+@pytest.mark.usefixtures("refresher")
 class TestThread:
     def test_it_refreshes_until_close_joins_it(self, store, running):
         wait_for(lambda: counter_of(store) >= 3)
@@ -895,6 +905,47 @@ class TestThread:
             go_on.set()
             thread_of(keeper).join(DEADLINE)
         assert not thread_of(keeper).is_alive()
+
+    def test_all_keepers_of_a_process_share_one_thread(self):
+        """Each is refreshed at its own pace, and the thread ends with the last of them."""
+        stores = [MemoryStore() for _ in range(3)]
+        keepers = []
+        for store, ttl in zip(stores, (0.01, 0.01, 1000.0), strict=True):
+            store.make_folder(FOLDER)
+            keeper = LeaseKeeper(store, Lease.of_this_process("run-a", ttl), FOLDER)
+            keeper.write()
+            keeper.start()
+            keepers.append(keeper)
+        (thread,) = {thread_of(keeper) for keeper in keepers}
+        wait_for(lambda: min(counter_of(store) for store in stores[:2]) >= 2)
+        assert counter_of(stores[2]) == 0
+        keepers[0].close()
+        closed, counter = counter_of(stores[0]), counter_of(stores[1])
+        wait_for(lambda: counter_of(stores[1]) > counter)
+        assert counter_of(stores[0]) == closed
+        keepers[1].close()
+        assert thread.is_alive()
+        keepers[2].close()
+        assert not thread.is_alive()
+        again = LeaseKeeper(stores[0], Lease.of_this_process("run-a", 0.01), FOLDER)
+        again.start()
+        counter = counter_of(stores[0])
+        wait_for(lambda: counter_of(stores[0]) != counter)
+        again.close()
+
+    def test_a_lease_with_a_short_ttl_is_refreshed_beside_one_with_a_long_ttl(self):
+        """The thread that waits for a lease of long life is woken when another writer opens."""
+        slow, fast = MemoryStore(), MemoryStore()
+        keepers = []
+        for store, ttl in ((slow, 100_000.0), (fast, 0.01)):
+            store.make_folder(FOLDER)
+            keeper = LeaseKeeper(store, Lease.of_this_process("run-a", ttl), FOLDER)
+            keeper.write()
+            keeper.start()
+            keepers.append(keeper)
+        wait_for(lambda: counter_of(fast) >= 2)
+        for keeper in keepers:
+            keeper.close()
 
 
 def put_over(store: Store, lease: Lease) -> None:

@@ -16,6 +16,7 @@ from mpistream.errors import SchemaError
 from mpistream.names import (
     DTYPES,
     canonical_json,
+    cast_times,
     check_name,
     fill_array,
     fill_from_json,
@@ -170,9 +171,25 @@ def test_dtypes_are_stored_in_native_order(name) -> None:
         assert stored_dtype("t", request).isnative
 
 
-@pytest.mark.parametrize("dtype", ["datetime64[s]", "S4", "U4", "O", [("a", "f4")], "timedelta64[s]", "(2,)f4"])
+# Of no fixed length, without a unit, not one unit long, or without a name in CF.
+TIMES_WITHOUT_NAME = [
+    *("datetime64[Y]", "timedelta64[M]", "datetime64", "timedelta64", "datetime64[25s]", "datetime64[W]"),
+    *("timedelta64[ps]", "datetime64[as]"),
+]
+
+
+@pytest.mark.parametrize("unit", ["D", "h", "m", "s", "ms", "us", "ns"])
+@pytest.mark.parametrize("kind", ["datetime64", "timedelta64"])
+def test_times_are_stored_in_the_units_that_cf_names(kind, unit) -> None:
+    """From days to nanoseconds, in either byte order."""
+    for request in (f"{kind}[{unit}]", np.dtype(f"{kind}[{unit}]").newbyteorder(">")):
+        found = stored_dtype("t", request)
+        assert (found.name, found.isnative) == (f"{kind}[{unit}]", True)
+
+
+@pytest.mark.parametrize("dtype", ["S4", "O", [("a", "f4")], "(2,)f4", *TIMES_WITHOUT_NAME])
 def test_dtypes_that_zarr_readers_do_not_share_are_refused(dtype) -> None:
-    """Text, time, objects and records are no dtype of a stream; those that are stand in the message."""
+    """Bytes, objects, records and odd times are no dtype of a stream; those that are stand in the message."""
     with pytest.raises(SchemaError, match=r"^variable 't': dtype .* is not supported; use one of bool, int8") as caught:
         stored_dtype("variable 't'", dtype)
     assert caught.value.kind == "dtype"
@@ -223,6 +240,78 @@ def test_fill_values_that_the_dtype_holds(name, value, expected) -> None:
     """A number that the dtype holds, up to rounding of floats, is the fill value."""
     fill = fill_array("t", np.dtype(name), value)
     assert (fill.dtype, fill.shape, bits(fill)) == (np.dtype(name), (), bits(expected))
+
+
+@pytest.mark.parametrize("name", ["datetime64[D]", "datetime64[ns]", "timedelta64[h]", "timedelta64[us]"])
+def test_the_default_fill_of_a_time_is_nat(name) -> None:
+    """As an integer it is the least one of 64 bits."""
+    for value in (None, np.array("NaT", name), np.dtype(name).type("NaT")):
+        fill = fill_array("t", np.dtype(name), value)
+        assert (fill.dtype, fill.shape, int(fill.view("int64"))) == (np.dtype(name), (), -(2**63))
+        assert fill_to_json(fill) == -(2**63)
+        assert bits(fill_from_json(np.dtype(name), -(2**63))) == bits(fill)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("datetime64[s]", np.datetime64("1970-01-02", "D"), 86400),
+        ("datetime64[D]", np.datetime64("1970-01-03T00", "h"), 2),
+        ("datetime64[D]", np.array(np.datetime64("1970-02", "M"), ">M8[M]"), 31),
+        ("datetime64[ns]", np.datetime64(2**63 - 1, "ns"), 2**63 - 1),
+        ("timedelta64[ms]", np.timedelta64(-3, "s"), -3000),
+    ],
+)
+def test_the_fill_of_a_time_is_a_time(name, value, expected) -> None:
+    """In any unit in which the dtype has it."""
+    fill = fill_array("t", np.dtype(name), value)
+    assert (fill.dtype, fill.shape, int(fill.view("int64"))) == (np.dtype(name), (), expected)
+    assert fill_to_json(fill) == expected
+    assert bits(fill_from_json(np.dtype(name), expected)) == bits(fill)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("datetime64[s]", 0),
+        ("datetime64[s]", "NaT"),
+        ("datetime64[s]", np.timedelta64(5, "s")),
+        ("datetime64[D]", np.datetime64("1970-01-03T01", "h")),
+        ("datetime64[ns]", np.datetime64("20000-01-01", "s")),
+        ("datetime64[s]", np.array(["NaT"], "M8[s]")),
+        ("timedelta64[s]", np.datetime64("1970-01-03", "s")),
+        ("timedelta64[s]", np.timedelta64(5)),
+        ("timedelta64[s]", np.timedelta64(5, "M")),
+    ],
+)
+def test_fill_values_that_are_no_such_time_are_refused(name, value) -> None:
+    """The message says of which type a fill value must be."""
+    with pytest.raises(SchemaError) as caught:
+        fill_array("variable 't'", np.dtype(name), value)
+    assert str(caught.value) == (
+        f"variable 't': fill value {value!r} does not fit {name}; give a numpy.{name.split('[')[0]}"
+    )
+    assert caught.value.kind == "fill_value"
+
+
+def test_times_in_another_unit_are_the_same_or_none() -> None:
+    """NaT stays NaT; what has no room in the other unit is never wrapped."""
+    seconds = np.array(["1970-01-02", "NaT", "1969-12-31T23:59:59"], "M8[s]")
+    found = cast_times(seconds, np.dtype("M8[ns]"))
+    assert found is not None
+    assert found.view("int64").tolist() == [86400 * 10**9, -(2**63), -(10**9)]
+    assert cast_times(seconds, np.dtype("M8[s]")) is seconds
+    assert cast_times(seconds, np.dtype("M8[h]")) is None
+    # The first value beyond the range of nanoseconds on both sides.
+    for beyond in (-(2**63) // 10**9 - 1, 2**63 // 10**9 + 1):
+        assert cast_times(np.array([beyond], "M8[s]"), np.dtype("M8[ns]")) is None
+        assert cast_times(np.array([beyond], "m8[s]"), np.dtype("m8[ns]")) is None
+
+    class Overflowing(np.ndarray):
+        def astype(self, *args: Any, **kwargs: Any) -> Any:
+            raise OverflowError
+
+    assert cast_times(seconds.view(Overflowing), np.dtype("M8[ns]")) is None
 
 
 @pytest.mark.parametrize(

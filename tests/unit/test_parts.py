@@ -640,11 +640,41 @@ def test_a_region_that_cuts_a_shard_is_refused(url: Path) -> None:
     ],
 )
 def test_a_region_needs_a_schema_that_says_all(url: Path, changes: dict[str, Any], words: str) -> None:
-    """Nobody can tell who writes an array that lacks a partitioned dim, nor derive shards from regions unknown."""
+    """Nobody can tell who writes an array that lacks some partitioned dims, nor derive shards from regions unknown."""
     with pytest.raises(ms.SchemaError, match=words) as caught:
         open_part(url, 0, schema=make_schema(**changes))
     assert caught.value.kind == "region"
     assert not (url).exists()
+
+
+def test_the_owner_writes_what_is_not_partitioned(url: Path) -> None:
+    """Strings, scalars and the bounds of time, also where every part has a region of its own."""
+    schema = make_schema(
+        dims={"time": None, "y": NY, "x": NX, "nv": 2},
+        time=ms.AppendTime(units="s since 2000-01-01", attrs={"bounds": "ends"}),
+        variables={
+            "height": ms.Variable(("time", "y", "x"), "float32"),
+            "ends": ms.Variable(("time", "nv"), "float64", shard_shape=(2, 2), chunk_shape=(1, 2)),
+        },
+        statics={"note": ms.Variable((), str), "labels": ms.Variable(("nv",), "U4"), "n": ms.Variable((), "int32")},
+        coords={"y": ms.Coordinate(("y",), [f"row {i}" for i in range(NY)])},
+    )
+    tokens = []
+    for i in range(len(CUTS)):
+        with open_part(url, i, schema=schema) as part:
+            for name, value in (("note", "é"), ("labels", ["a", ""]), ("n", 7)):
+                part.write_static(name, value)
+            for record in range(3):
+                rows = slice(*part.region["y"])
+                ends = {"ends": [record, record + 1.0]} if i == 0 else {}
+                part.write_record(TIMES[record], {"height": height(record)[rows], **ends})
+            tokens.append(carried(part.flush()))
+    ms.commit_tokens(url, tokens)
+    reader = ms.open_reader(url)
+    assert [reader.read_record("ends", i).tolist() for i in range(3)] == [[0, 1], [1, 2], [2, 3]]
+    found = {n: reader.read_static(n).tolist() for n in ("note", "labels", "n", "y")}
+    assert found == {"note": "é", "labels": ["a", ""], "n": 7, "y": [f"row {i}" for i in range(NY)]}
+    np.testing.assert_array_equal(reader.read_record("height", 2), height(2))
 
 
 # Calls of the wrong part

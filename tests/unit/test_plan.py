@@ -248,3 +248,15 @@ def test_numbers_are_those_of_the_regions(ny, nx, n_writers, dtype) -> None:
     assert found.max_writer_nbytes_per_record == itemsize * max(r.n_cells for r in regions)
     assert found.n_writers == sum(r.n_cells > 0 for r in regions) <= found.n_objects_per_record
     assert found.max_object_nbytes <= found.max_writer_nbytes_per_record
+
+
+def test_what_is_not_partitioned_needs_no_warning() -> None:
+    """The bounds of time have 16 bytes a record, and no shard shape would make sense of that."""
+    schema = ms.StreamSchema(
+        dims={"time": None, "y": 1024, "x": 1024, "nv": 2},
+        time=ms.AppendTime(units="s", attrs={"bounds": "ends"}),
+        variables={"t": ms.Variable(("time", "y", "x"), "f4"), "ends": ms.Variable(("time", "nv"), "f8")},
+    )
+    found = plan(schema, decompose(schema, 1))
+    assert (found.n_objects_per_record, found.nbytes_per_record) == (2, 4 * 2**20 + 16)
+    assert found.warnings == ()

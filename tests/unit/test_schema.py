@@ -12,6 +12,7 @@ import pytest
 import mpistream as ms
 from mpistream.arrays import SERIES_CHUNK, Role
 from mpistream.errors import SchemaError
+from mpistream.names import dtype_name
 from mpistream.zarr3.codecs import profile_chain
 from tests.support.streams import make_schema, resolved
 
@@ -212,6 +213,42 @@ def test_an_open_layout_is_taken_from_a_stored_schema() -> None:
     assert found.arrays["turned"].shard_shape == (None, None)
 
 
+# ---- staggered dims ----------------------------------------------------------------------------------
+
+
+def test_a_staggered_dim_is_split_as_another_one() -> None:
+    """It has points of its own, no part in the regions, and the edges of the other dim's shards."""
+    schema = make_schema(
+        dims={"time": None, "y": 8, "x": 6, "x_face": ms.Staggered("x"), "y_face": ms.Staggered("y", 2)},
+        variables={
+            "t": V(("time", "y", "x"), "f4"),
+            "u": V(("time", "y_face", "x_face"), "f4"),
+            "v": V(("time", "x_face"), "f4", shard_shape={"x_face": 2}, chunk_shape={"x_face": 1}),
+        },
+        shard_shape={"time": 1, "y": 4, "x": 3},
+        chunk_shape={"time": 1, "y": 2, "x": 3, "y_face": 4},
+    )
+    assert dict(schema.dims) == {"time": None, "y": 8, "x": 6, "x_face": 7, "y_face": 10}
+    assert schema.partitioned_dims == ("y", "x")
+    u = schema.arrays["u"]
+    assert (u.shape, u.space_dims, u.base_dims, u.n_extra) == ((10, 7), ("y_face", "x_face"), ("y", "x"), (2, 1))
+    assert (u.resolved_shard_shape, u.resolved_chunk_shape) == ((1, 4, 3), (1, 4, 3))
+    assert schema.arrays["v"].resolved_shard_shape == (1, 2)
+    assert (u.grid.bases, u.grid.n_extra) == (("y", "x"), (2, 1))
+    assert schema.arrays["t"].base_dims == ("y", "x")
+    assert schema.to_json()["staggered"] == {"x_face": "x", "y_face": "y"}
+
+
+def test_a_coordinate_may_have_cells_and_faces() -> None:
+    """One rank writes it whole, so how it would be split is no question."""
+    values = np.zeros((6, 7))
+    schema = make_schema(
+        dims={"time": None, "y": 8, "x": 6, "x_face": ms.Staggered("x")},
+        coords={"weights": ms.Coordinate(("x", "x_face"), values)},
+    )
+    assert schema.arrays["weights"].shape == (6, 7)
+
+
 # ---- bad input ---------------------------------------------------------------------------------------
 
 
@@ -219,10 +256,28 @@ def refused(kind, *parts, **changes):
     return pytest.param(changes, kind, parts, id=parts[0][:50])
 
 
+def staggered(dim, n_extra=1):
+    """Dims of which one is staggered, and another one over that."""
+    return {"time": None, "y": 8, "x": 6, "x_face": ms.Staggered(dim, n_extra), "x_out": ms.Staggered("y")}
+
+
+def over(*dims):
+    return {"t": V(("time", *dims), "f4")}
+
+
 BAD = [
     refused("dims", "dims {}", "the time dim first", dims={}),
     refused("dims", "'y' comes first", "must be None, not 8", dims={"y": 8, "x": 6}),
     refused("dims", "'y' has length 0", "integer above 0", dims={"time": None, "y": 0, "x": 6}),
+    *[
+        refused("dims", f"'x_face' is staggered over {base!r}", "no dim with a length", dims=staggered(base))
+        for base in ("z", "time", "x_face", "x_out")
+    ],
+    *[
+        refused("dims", f"'x_face' has {extra!r} extra points", "from 0 on", dims=staggered("x", extra))
+        for extra in (-1, 1.0, True)
+    ],
+    refused("dims", "variable 't': two of its dims", "split alike", dims=staggered("x"), variables=over("x", "x_face")),
     refused("name", "dim '..' begins with a dot", dims={"time": None, "..": 8, "x": 6}),
     refused("time", "time is a str; give AppendTime or IndexedTime", time="seconds since 2000-01-01"),
     refused("layout", "key_separator ':': use '/' or '.'", key_separator=":"),
@@ -258,12 +313,46 @@ BAD = [
     refused("dims", "static 's'", "put it into variables", statics={"s": V(("time", "y"), "f4")}),
     refused("dims", "coordinate 'c'", "put it into", coords={"c": ms.Coordinate(("time",), [1.0])}),
     # dtypes and fill values
-    refused("dtype", "variable 't': dtype datetime64[s] is not supported", variables=one(dtype="M8[s]")),
+    refused("dtype", "variable 't': dtype datetime64[Y] is not supported", variables=one(dtype="M8[Y]")),
     refused("dtype", "variable 't': 'float31' is not a dtype", variables=one(dtype="float31")),
     refused("dtype", "variable 't'", variables=one(dtype=None)),
     refused("dtype", "'c' has neither values nor dtype", coords={"c": ms.Coordinate(("y",))}),
     refused("fill_value", "variable 't': fill value -1 does not fit uint8", variables=one(dtype="u1", fill_value=-1)),
+    refused("fill_value", "fill value 0 does not fit datetime64[s]", variables=one(dtype="M8[s]", fill_value=0)),
+    # attributes that follow from the rest
+    refused(
+        "fill_value", "variable 't': xarray has no _FillValue", variables=one(dtype="M8[s]", attrs={"_FillValue": 1})
+    ),
+    refused(
+        "fill_value",
+        "variable 't': fill value 2.0 and _FillValue 0.1",
+        "keep_bits",
+        variables=one(keep_bits=3, fill_value=2.0, attrs={"_FillValue": 0.1}),
+    ),
+    *(
+        refused("attribute", "variable 't'", repr(a), "dtype datetime64[s]", variables=one(dtype="M8[s]", attrs={a: 1}))
+        for a in ("units", "calendar", "dtype")
+    ),
+    *(
+        refused("attribute", "variable 't'", repr(a), "keep_bits", variables=one(keep_bits=7, attrs={a: 1}))
+        for a in ("quantization", "quantization_nsb")
+    ),
+    # rounding
+    refused("keep_bits", "variable 't': keep_bits 24", "float32 has 23", "1 to 23", variables=one(keep_bits=24)),
+    refused("keep_bits", "'s'", "int8", statics={"s": V(("y",), "i1", keep_bits=3)}),
+    refused("name", "'quantization_info'", variables=one(keep_bits=7), statics={"quantization_info": V(("y",), "f4")}),
+    refused(
+        "name",
+        "'quantization_info'",
+        variables=one("time", "y", keep_bits=7),
+        coords={},
+        statics={},
+        dims={"time": None, "y": 8, "quantization_info": 6},
+    ),
     # coordinates
+    refused(
+        "dtype", "coordinate 'x': int64 into datetime64[s]", coords={"x": ms.Coordinate(("x",), range(6), "M8[s]")}
+    ),
     refused("shape", "coordinate 'x'", "(5,)", "(6,)", coords={"x": ms.Coordinate(("x",), np.arange(5.0))}),
     refused("shape", "coordinate 'x'", coords={"x": ms.Coordinate(("x",), [[1], [1, 2]])}),
     refused("dtype", "coordinate 'x'", "int32", coords={"x": ms.Coordinate(("x",), np.arange(6) / 2, dtype="i4")}),
@@ -333,3 +422,65 @@ def test_an_impossible_layout_is_refused(layout, parts) -> None:
     for part in parts:
         assert part in str(caught.value)
     assert caught.value.kind == "layout"
+
+
+# ---- strings -----------------------------------------------------------------------------------------
+
+
+def test_strings_are_the_owners() -> None:
+    """As coordinates with values over any dims, else without partitioned ones; they are never in shards."""
+    schema = make_schema(
+        dims={"time": None, "y": 8, "x": 6, "k": 3},
+        statics={"note": V((), str), "labels": V(("k",), "U4", fill_value="none")},
+        coords={
+            "y": ms.Coordinate(("y",), list("abcdefgh")),
+            "k": ms.Coordinate(("k",), None, dtype="string"),
+            "cell": ms.Coordinate(("y", "x"), np.full((8, 6), "s", object)),
+        },
+        codec=[{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}],
+        variables=one(dtype="uint8"),
+    )
+    arrays = schema.arrays
+    assert {n: (a.role, a.is_whole, a.is_sharded, a.resolved_chunk_shape) for n, a in arrays.items() if n != "t"} == {
+        "note": (Role.STATIC, True, False, ()),
+        "labels": (Role.STATIC, True, False, (3,)),
+        "y": (Role.COORDINATE, True, False, (8,)),
+        "k": (Role.STATIC, True, False, (3,)),
+        "cell": (Role.COORDINATE, True, False, (8, 6)),
+    }
+    assert [dtype_name(arrays[n].dtype) for n in arrays if n != "t"] == ["string", "U4", "U1", "string", "string"]
+    assert arrays["labels"].fill.item() == "none"
+    # The schema's own chain, with the serializer that strings of any length need.
+    assert [c["name"] for c in arrays["note"].chain] == ["vlen-utf8", "gzip", "crc32c"]
+    assert [c["name"] for c in arrays["labels"].chain] == ["bytes", "gzip", "crc32c"]
+    assert schema.partitioned_dims == ("y", "x")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"variables": one(dtype=str)}, "dtype", "variable 't': strings don't stream; write integers with the attr"),
+        ({"variables": one("time", dtype="U3")}, "dtype", "variable 't': strings don't stream"),
+        (
+            {"statics": {"s": V(("x",), str)}},
+            "dtype",
+            "static 's': dim 'x' is partitioned, and strings are written whole, .* as the values of a coordinate",
+        ),
+        ({"coords": {"s": ms.Coordinate(("x",), dtype="U3")}}, "dtype", "static 's': dim 'x' is partitioned"),
+        (
+            {"variables": one("time"), "statics": {"s": V(("x",), str), "n": V(("x",), "i4")}},
+            "dtype",
+            "static 's': dim 'x' is partitioned",
+        ),
+        (
+            {"statics": {"s": V((), str, chunk_shape={})}},
+            "layout",
+            "variable 's': strings are written whole; leave shard_shape and chunk_shape out",
+        ),
+    ],
+)
+def test_strings_that_several_ranks_would_write_are_refused(changes, kind, message) -> None:
+    """Along time or a partitioned dim there are none; what to do instead is in the message."""
+    with pytest.raises(SchemaError, match=message) as caught:
+        make_schema(**changes)
+    assert caught.value.kind == kind

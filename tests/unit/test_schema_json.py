@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import mpistream as ms
 from mpistream.errors import FormatError
+from mpistream.names import dtype_name
 from mpistream.schema import StreamSchema
 from tests.support.json_damage import paths, replaced, values
 from tests.support.streams import make_schema, resolved
@@ -62,6 +63,30 @@ def test_the_fingerprint_is_the_digest_of_the_canonical_text() -> None:
     """Anybody can compute it from the text of the format, without this library."""
     assert hashlib.sha256(CANONICAL.encode("ascii")).hexdigest() == FINGERPRINT
     assert described().fingerprint() == FINGERPRINT
+
+
+def test_the_fingerprint_of_rounded_values_and_of_times() -> None:
+    """The bits that are kept are part of it; a time has its dtype, its fill value as int64 and no units."""
+    rounded = {
+        "t": ms.Variable(("time", "y", "x"), "f4", attrs={"units": "°C"}, codec="none", fill_value=-999.5, keep_bits=7),
+        "e": ms.Variable(("time",), "complex64", codec="wasm", fill_value=complex(0.5, math.nan)),
+    }
+    # That of the text above with 7 for the null in the entry of "t".
+    assert described(variables=rounded).fingerprint() == (
+        "950ff90fac4f637d2693939e4b9651e08a89b720f033b80f5cdf8c3ee09d59ee"
+    )
+    was = '"dtype":"bool","fill_value":false'
+    assert CANONICAL.count(was) == 1
+    text = CANONICAL.replace(was, '"dtype":"datetime64[s]","fill_value":-9223372036854775808')
+    text = text.replace(
+        '"codecs":[{"name":"bytes"},{"configuration":{"blocksize":0,"clevel":5,"cname":"lz4",'
+        '"shuffle":"bitshuffle","typesize":1},"name":"blosc"},{"name":"crc32c"}]',
+        '"codecs":[{"configuration":{"endian":"little"},"name":"bytes"},'
+        '{"configuration":{"blocksize":0,"clevel":5,"cname":"lz4",'
+        '"shuffle":"shuffle","typesize":8},"name":"blosc"},{"name":"crc32c"}]',
+    )
+    timed = described(statics={"land": ms.Variable(("y", "x"), "M8[s]")})
+    assert timed.fingerprint() == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_the_fingerprint_of_fixed_times() -> None:
@@ -142,6 +167,15 @@ def test_the_digest_of_coordinates() -> None:
     y = hashlib.sha256(np.arange(4, dtype="<f8").tobytes()).hexdigest()
     text = f'[["x",["x"],"int16","{x}"],["y",["y"],"float64","{y}"]]'
     assert schema.coordinates_digest() == hashlib.sha256(text.encode()).hexdigest()
+    words = described(coords={"y": ms.Coordinate(("y",), ["a", "", "bé", "d"], dtype=str)})
+    # The bytes of vlen-utf8: their number, then of each its length and its UTF-8.
+    content = b"\4\0\0\0\1\0\0\0a\0\0\0\0\3\0\0\0b\xc3\xa9\1\0\0\0d"
+    text = f'[["y",["y"],"string","{hashlib.sha256(content).hexdigest()}"]]'
+    assert words.coordinates_digest() == hashlib.sha256(text.encode()).hexdigest()
+    words = described(coords={"y": ms.Coordinate(("y",), ["a", "", "bé", "d"])})
+    content = "a\0\0\0béd\0".encode("utf-32-le")
+    text = f'[["y",["y"],"U2","{hashlib.sha256(content).hexdigest()}"]]'
+    assert words.coordinates_digest() == hashlib.sha256(text.encode()).hexdigest()
     assert make_schema(coords={}).coordinates_digest() == hashlib.sha256(b"[]").hexdigest()
 
 
@@ -156,7 +190,11 @@ def same(a: StreamSchema, b: StreamSchema) -> bool:
         and a.time_array.to_json() == b.time_array.to_json()
         and [x.role for x in a.arrays.values()] == [x.role for x in b.arrays.values()]
         and a.partitioned_dims == b.partitioned_dims
+        and dict(a.staggered) == dict(b.staggered)
     )
+
+
+FACES = {"u": ms.Variable(("time", "y", "x_face"), "f4"), "t": ms.Variable(("time", "y", "x"), "f4")}
 
 
 @pytest.mark.parametrize(
@@ -168,6 +206,11 @@ def same(a: StreamSchema, b: StreamSchema) -> bool:
         resolved(time=ms.AppendTime(units="s", calendar="360_day", attrs={"long_name": "model time"})),
         resolved(time=ms.IndexedTime([1.5, 2.5, 9], units="s", calendar="360_day", attrs={"long_name": "model time"})),
         resolved(statics={"scalar": ms.Variable((), "float64", fill_value=-0.0)}, coords={}),
+        described(
+            statics={"s": ms.Variable(("y", "x"), "f8", keep_bits=9), "d": ms.Variable((), "m8[h]")},
+            coords={"y": ms.Coordinate(("y",), np.arange(4).astype("M8[D]"))},
+        ),
+        resolved(dims={"time": None, "y": 8, "x": 6, "x_face": ms.Staggered("x", 2)}, variables=FACES),
         resolved(coords={"name": ms.Coordinate((), 5, attrs={"a": 1}), "x": ms.Coordinate(("x",), np.arange(6.0))}),
     ],
 )
@@ -191,6 +234,22 @@ def test_a_damaged_document_is_a_format_error(document, path, value) -> None:
     """One value replaced or left out: a schema that can be used, or FormatError, never another exception."""
     try:
         schema = StreamSchema.from_json(replaced(document, path, value))
+    except FormatError as error:
+        assert error.kind == "schema"
+    else:
+        assert same(StreamSchema.from_json(json.loads(json.dumps(schema.to_json()))), schema)
+
+
+STAGGERED = json.loads(
+    json.dumps(resolved(dims={"time": None, "y": 8, "x": 6, "x_face": ms.Staggered("x")}, variables=FACES).to_json())
+)
+
+
+@given(st.sampled_from(paths(STAGGERED)), values | st.sampled_from(["x", "y", "x_face", "time", ...]))
+def test_a_damaged_document_with_staggered_dims_is_a_format_error(path, value) -> None:
+    """Whatever the other dim is said to be."""
+    try:
+        schema = StreamSchema.from_json(replaced(STAGGERED, path, value))
     except FormatError as error:
         assert error.kind == "schema"
     else:
@@ -233,6 +292,15 @@ def test_a_fill_value_beyond_its_dtype_is_damage(value) -> None:
     assert infinite.arrays["temperature"].fill == np.inf
 
 
+def test_coordinates_are_not_rounded() -> None:
+    """Bits to keep in one are damage."""
+    for array in DOCUMENT["arrays"]:
+        at = DOCUMENT["arrays"].index(array)
+        if array["name"] in DOCUMENT["coords"]:
+            with pytest.raises(FormatError, match="has keep_bits 7"):
+                StreamSchema.from_json(replaced(DOCUMENT, ("arrays", at, "keep_bits"), 7))
+
+
 @given(values)
 def test_any_other_json_is_a_format_error(value) -> None:
     """Whatever JSON says in its place."""
@@ -264,3 +332,25 @@ def test_the_number_of_records_belongs_to_the_mode(document, name, value) -> Non
     with pytest.raises(FormatError) as caught:
         StreamSchema.from_json(replaced(document, ("time", name), value))
     assert caught.value.kind == "schema"
+
+
+def test_strings_survive_the_json_form() -> None:
+    """Their dtypes, fill values, chains and layout come back, as do boundary variables and missing values."""
+    schema = resolved(
+        dims={"time": None, "y": 8, "x": 6, "nv": 2},
+        time=ms.AppendTime(units="s", attrs={"bounds": "ends"}),
+        variables={
+            "t": ms.Variable(("time", "y", "x"), "f4", attrs={"_FillValue": math.nan}),
+            "ends": ms.Variable(("time", "nv"), "f8"),
+        },
+        statics={"note": ms.Variable((), str, fill_value="é"), "pair": ms.Variable(("nv",), "U9")},
+        coords={"y": ms.Coordinate(("y",), list("abcdefgh"), dtype=str)},
+    )
+    document = json.loads(json.dumps(schema.to_json()))
+    again = StreamSchema.from_json(document)
+    assert again.to_json() == document
+    assert again.fingerprint() == schema.fingerprint()
+    assert again.coordinates_digest() == schema.coordinates_digest()
+    assert again.partitioned_dims == ("y", "x")
+    assert [dtype_name(again.arrays[n].dtype) for n in ("note", "pair", "y")] == ["string", "U9", "string"]
+    assert [again.arrays[n].is_whole for n in ("note", "pair", "y")] == [True] * 3

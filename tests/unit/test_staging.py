@@ -11,17 +11,22 @@ import numpy as np
 import pytest
 
 from mpistream.errors import StoreError
-from mpistream.staging import Stager
+from mpistream.manifest import stage_folder
+from mpistream.staging import Pool, Stager, pool_of
 from tests.support.scripted_store import ScriptedStore
 from tests.support.stager import DEADLINE, EPOCH, FOLDER, in_time, item, new_store, no_space, stagers
 from tests.support.wait import wait_until
+
+FOLDER_2 = stage_folder(EPOCH, 2)
 
 both = pytest.mark.parametrize("threads", [0, 1])
 
 
 @pytest.fixture
 def store() -> ScriptedStore:
-    return new_store()
+    found = new_store()
+    found.make_folder(FOLDER_2)
+    return found
 
 
 @pytest.fixture
@@ -192,20 +197,102 @@ def test_close_ends_the_thread_and_drops_the_queue(store, make) -> None:
         stager.submit(each)
     wait_until(lambda: store.n_held, DEADLINE, "the first object to be taken up", every=0.001)
     (writing,) = (t for t in threading.enumerate() if t.name == "mpistream-stage")
-    join, is_waited_for = writing.join, threading.Event()
-
-    def wait_for_the_thread(timeout: float | None = None) -> None:
-        is_waited_for.set()
-        join(timeout)
-
-    writing.join = wait_for_the_thread  # type: ignore[method-assign]
     closing = threading.Thread(target=stager.close, daemon=True)
     closing.start()
-    assert is_waited_for.wait(DEADLINE)
+    closing.join(0.05)
+    assert closing.is_alive()
     store.gate.set()
     closing.join(DEADLINE)
     assert not closing.is_alive()
     assert [i.staged_key is not None for i in items] == [True, False, False]
+    assert not writing.is_alive()
     assert "mpistream-stage" not in {t.name for t in threading.enumerate()}
     stager.close()
     in_time(stager.wait)
+
+
+# ---- several writers ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool()
+
+
+def threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "mpistream-stage"]
+
+
+def test_stagers_of_a_pool_share_one_thread(store, pool) -> None:
+    """It begins with the first and ends with the last; then it can begin again."""
+    for _ in range(2):
+        made = [Stager(store, FOLDER, EPOCH, threads=1, max_pending_nbytes=9, pool=pool) for _ in range(3)]
+        (writing,) = threads()
+        items = [item(f"t/c/{i}") for i in range(3)]
+        for stager, each in zip(made, items, strict=True):
+            in_time(stager.submit, each)
+        for stager in made:
+            in_time(stager.wait)
+        assert all(i.error is None or i.staged_key is None for i in items)
+        for stager in made:
+            assert writing.is_alive()
+            in_time(stager.close)
+        assert not writing.is_alive()
+        store.delete_tree(FOLDER)
+        store.make_folder(FOLDER)
+
+
+def test_bound_is_that_of_all_together(store, pool) -> None:
+    """Bytes of one writer hold up the other; the largest bound counts."""
+    first = Stager(store, FOLDER, EPOCH, threads=1, max_pending_nbytes=1, pool=pool)
+    second = Stager(store, FOLDER_2, EPOCH, threads=1, max_pending_nbytes=18, pool=pool)
+    store.gate.clear()
+    in_time(first.submit, item("t/c/0"))
+    in_time(second.submit, item("t/c/1"))
+    is_submitted = threading.Event()
+
+    def submit() -> None:
+        first.submit(item("t/c/2"))
+        is_submitted.set()
+
+    threading.Thread(target=submit, daemon=True).start()
+    assert not is_submitted.wait(0.05)
+    store.gate.set()
+    assert is_submitted.wait(DEADLINE)
+    in_time(first.close)
+    in_time(second.close)
+
+
+def test_one_of_a_pool_waits_for_its_own_only(store, pool) -> None:
+    """What another writer has on its way is no reason to wait; what a closed one had is dropped."""
+    first = Stager(store, FOLDER, EPOCH, threads=1, max_pending_nbytes=100, pool=pool)
+    second = Stager(store, FOLDER_2, EPOCH, threads=1, max_pending_nbytes=100, pool=pool)
+    store.gate.clear()
+    mine, others = item("t/c/0"), [item("t/c/1"), item("t/c/2")]
+    first.submit(mine)
+    wait_until(lambda: store.n_held, DEADLINE, "the first object to be taken up", every=0.001)
+    for each in others:
+        second.submit(each)
+    in_time(second.close)
+    store.gate.set()
+    in_time(first.wait)
+    assert [i.staged_key is not None for i in (mine, *others)] == [True, False, False]
+    in_time(first.close)
+    assert threads() == []
+
+
+def test_writer_that_is_lost_takes_no_lock(store, pool) -> None:
+    """The garbage collector may find it in any thread, also in one that the holder of the lock waits for."""
+    made = [Stager(store, FOLDER, EPOCH, threads=1, max_pending_nbytes=100, pool=pool)]
+    (writing,) = threads()
+    with pool._changed:
+        in_time(made.clear)
+    writing.join(DEADLINE)
+    assert not writing.is_alive()
+
+
+def test_pool_of_a_communicator() -> None:
+    """The same as long as a writer has it, another one for another communicator."""
+    pool = pool_of(("a communicator", 1))
+    assert pool_of(("a communicator", 1)) is pool
+    assert pool_of(("a communicator", 2)) is not pool
