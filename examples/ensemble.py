@@ -3,7 +3,7 @@
     mpiexec -n 3 python -m mpi4py examples/ensemble.py ensemble.zarr
     python examples/ensemble.py ensemble.zarr
 
-Any number of ranks will do: a rank has some of the members, and more than six ranks have none. Afterwards
+Any number of ranks will do: a rank has some of the members, and of more than six ranks some have none. Afterwards
 ``xarray.open_zarr("ensemble.zarr").sel(member="strong").x`` is one member.
 """
 
@@ -42,8 +42,10 @@ def main(url: str) -> None:
             "site": N,
         },  # a member is one shard, and belongs to one rank
     )
-    with ms.write_open(url, schema, comm=comm, overwrite=True) as w:
-        forcing = np.array(list(FORCINGS.values()))[slice(*w.region["member"]), np.newaxis]  # this rank's members
+    # Whole members, as evenly as they go; without a region seven ranks would share six of them.
+    members = (len(FORCINGS) * comm.rank // comm.size, len(FORCINGS) * (comm.rank + 1) // comm.size)
+    with ms.write_open(url, schema, comm=comm, region={"member": members}, overwrite=True) as w:
+        forcing = np.array(list(FORCINGS.values()))[slice(*members), np.newaxis]  # this rank's members
         x = np.repeat(forcing, N, axis=1)
         x[:, 0] += 0.01
         for record in range(N_RECORDS):

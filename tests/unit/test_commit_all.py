@@ -16,7 +16,7 @@ from tests.support.plain import append_schema
 from tests.support.ranks import MemoryTransport, MemoryWorld, run_ranks
 
 SCHEMA = append_schema({"x": 8}, {"u": ms.Variable(("time", "x"), "int32")}, shard_shape={"x": 1})
-OPTIONS = ms.Options(durability="none", threads=0, timeout=20)
+OPTIONS = ms.Options(durability="none", threads=0, timeout=20, writers="all")
 
 Stores = list[FaultyStore]
 

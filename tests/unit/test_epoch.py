@@ -112,7 +112,6 @@ def test_a_rearranged_epoch_writes_whole_shards() -> None:
     epoch = prove_rearranged(SCHEMA, [UPPER, LOWER], 2)
     assert epoch.boxes["temperature"] == ((((0, 4), (0, 6)),), (((4, 8), (0, 6)),))
     assert epoch.boxes["rows"] == ((((0, 4),),), (((4, 8),),))
-    assert epoch.boxes["scalar"] == (((),), ())
     assert epoch.n_cells == {
         "temperature": (24, 24),
         "rows": (4, 4),
@@ -173,7 +172,6 @@ def test_an_epoch_of_indices_gets_its_owners_later() -> None:
     epoch = indexed_epoch(SCHEMA, 3, ["y"], 2)
     assert epoch.indexed["temperature"] == (((0, 4), (0, 6)), ((4, 8), (0, 6)))
     assert epoch.indexed["rows"] == (((0, 4),), ((4, 8),))
-    assert epoch.indexed["scalar"] == ((),)
     assert epoch.layout_regions is None
     owners = {name: [2, 0][: len(boxes)] for name, boxes in epoch.indexed.items()}
     known = epoch.with_owners(SCHEMA, owners)
