@@ -40,8 +40,8 @@ class Record:
         SchemaError
             On this rank: unknown variable, wrong shape or dtype.
         """
-        array = self._writer.schema.arrays[name]
-        checked = check_blocks(name, block, self._writer.block_shapes(name), array.dtype)
+        shapes = self._writer.block_shapes(name)
+        checked = check_blocks(name, block, shapes, self._writer.schema.arrays[name].dtype)
         self.buffer(name)
         with np.errstate(over="ignore", invalid="ignore"):
             for buffer, part in zip(self._buffers[name], checked, strict=True):

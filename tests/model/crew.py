@@ -113,6 +113,7 @@ class Crew:
             self.regions = draw.sample(decompose(resolve_layout(shape.schema, size), size), size)
         bound = draw.choice([None, None, 200])
         self.options = ms.Options(
+            writers="all",
             durability=draw.choice(["fsync", "none"]),
             threads=threads,
             timeout=3,

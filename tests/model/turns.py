@@ -13,7 +13,7 @@ import random
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = ["Killed", "OpenWriters", "Turns"]
@@ -190,15 +190,16 @@ class OpenWriters:
     """In the place of `mpistream.parallel._open_writers`: each rank sees its own writers, as each process does."""
 
     def __init__(self) -> None:
-        self._writers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._writers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
-    def add(self, writer: Any) -> None:
-        self._writers.add(writer)
+    def __setitem__(self, number: int, writer: Any) -> None:
+        self._writers[number] = writer
 
-    def discard(self, writer: Any) -> None:
-        self._writers.discard(writer)
+    def pop(self, number: int, default: Any) -> Any:
+        return self._writers.pop(number, default)
 
-    def __iter__(self) -> Iterator[Any]:
-        ends: Sequence[Any] = [(w, w._channel._transport) for w in self._writers]
+    def valuerefs(self) -> list[Any]:
+        """Return weak references to the writers of this rank."""
         here = getattr(_here, "turns", None)
-        return iter([w for w, end in ends if end.turns is here and end.rank == _here.rank])
+        ends: Sequence[Any] = [(w, w._channel._transport) for w in list(self._writers.values())]
+        return [weakref.ref(w) for w, end in ends if end.turns is here and end.rank == _here.rank]

@@ -118,10 +118,12 @@ def test_a_rearranged_epoch_writes_whole_shards() -> None:
         "energy": (1, 0),
         "topography": (24, 24),
         "scalar": (1, 0),
+        "words": (5, 0),
+        "levels": (5, 0),
         "lat": (24, 24),
     }
     moved = {name: e.n_moved_cells for name, e in epoch.exchanges.items()}
-    assert moved == {"temperature": 6, "rows": 1, "topography": 6, "scalar": 0, "lat": 6}
+    assert moved == {"temperature": 6, "rows": 1, "topography": 6, "levels": 0, "lat": 6}
     # Arrays of one shape have one plan.
     assert epoch.exchanges["temperature"] is epoch.exchanges["lat"]
     assert epoch.layout_regions == (UPPER, LOWER)
