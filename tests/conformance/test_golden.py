@@ -62,6 +62,22 @@ def test_golden_store_is_read_by_us(name: str) -> None:
 
 
 @each_store
+def test_every_array_that_is_listed_is_read_by_region(name: str) -> None:
+    """Those that no caller describes too: each record as zarr-python finds it in the whole array."""
+    with ms.open_reader(url_of(name)) as reader:
+        nodes = {path: node for path, node in reader.hierarchy().items() if node.kind == "array"}
+        whole = READERS["zarr"](url_of(name), list(nodes))
+        for path, node in nodes.items():
+            records = CASES[name].records if node.dims and node.dims[0] == "time" else [None]
+            for i in records:
+                region = None if i is None else {"time": (i, i + 1)}
+                found = reader.read_array(path, region)
+                found = found.view("int64") if found.dtype.kind in "mM" else found
+                expected = whole[path] if i is None else whole[path][i : i + 1]
+                assert differing(with_text({path: found}), with_text({path: expected})) == []
+
+
+@each_store
 @pytest.mark.parametrize("reader", READERS)
 def test_golden_store_is_read_by_plain_readers(name: str, reader: str) -> None:
     """So does each plain reader, bit by bit; of a fixed time dim it is told which records are committed."""
