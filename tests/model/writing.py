@@ -103,6 +103,10 @@ class Writing(Opening):
                 w.write_blob(key, payload, scope)
             except ms.SchemaError:
                 assert is_taken
+            except ms.StoreError:
+                # Whether it is committed already could not be read.
+                assert self.is_faulty
+                assert scope in self.state.records
             else:
                 assert not is_taken
                 p.blobs[scope, key] = payload
