@@ -117,11 +117,16 @@ def _checked_bounds(attribute: str, parent: ArraySpec, arrays: Mapping[str, Arra
         )
     if is_string(array.dtype):
         raise SchemaError(f"{what}: {name!r} holds strings; bounds are numbers", kind="bounds")
+    # As readers see them: times bring units and a calendar of their own.
+    own, given = array.zarr_attrs, parent.zarr_attrs
     for key in _SHARED:
-        if key in array.attrs and array.attrs[key] != parent.attrs.get(key):
+        if key in own and own[key] != given.get(key):
+            way = f"leave it out of {name!r}"
+            if key not in array.attrs:
+                dtypes = array.dtype.name, parent.dtype.name
+                way = f"it follows from dtype {dtypes[0]}; give {name!r} that of {parent.name!r}, {dtypes[1]}"
             raise SchemaError(
-                f"{what}: {key} of {name!r} is {array.attrs[key]!r}, that of {parent.name!r} is "
-                f"{parent.attrs.get(key)!r}; leave it out of {name!r}",
+                f"{what}: {key} of {name!r} is {own[key]!r}, that of {parent.name!r} is {given.get(key)!r}; {way}",
                 kind="bounds",
             )
     return array.name

@@ -358,7 +358,7 @@ _LAYOUT: Sequence[_Column] = (
 )
 _ON_DISK: Sequence[_Column] = (
     ("array", False, lambda a: _line(a["name"])),
-    ("codecs", False, lambda a: _line(short_chain(a["codecs"]))),
+    ("codecs", False, lambda a: _rounding(a["keep_bits"]) + _line(short_chain(a["codecs"]))),
     ("objects a record", True, lambda a: _per_record(a["n_objects_per_record"])),
     ("objects", True, lambda a: str(a["n_objects"])),
     ("values", True, lambda a: _size(a["nbytes"])),
@@ -383,6 +383,10 @@ def _table(title: str, columns: Sequence[_Column], arrays: Sequence[Mapping[str,
     for array in arrays:
         table.add_row(*(text(array) for _, _, text in columns))
     return table
+
+
+def _rounding(keep_bits: int | None) -> str:
+    return "" if keep_bits is None else f"bitround {keep_bits} + "
 
 
 def _shape(shape: Sequence[int] | None) -> str:

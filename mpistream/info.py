@@ -141,6 +141,7 @@ def _describe_array(array: ArraySpec, manifest: Manifest, sizes: _Sizes) -> dict
         "shard_shape": list(array.resolved_shard_shape) if array.is_sharded else None,
         "chunk_shape": list(array.resolved_chunk_shape),
         "row_length": array.row_length if array.has_time else None,
+        "keep_bits": array.keep_bits,
         "codecs": [dict(c) for c in array.chain],
         "is_committed": is_committed,
         "n_objects_per_record": per_record,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mpistream.agreement import Channel
 from mpistream.array_reader import ArrayReader
-from mpistream.arrays import ArraySpec, Role
+from mpistream.arrays import QUANTIZATION_NAME, ArraySpec, Role
 from mpistream.blobs import BlobEntry, read_pack_index, read_payload
 from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
@@ -219,19 +219,25 @@ class StoreReader:
             raise SchemaError(f"{path!r} is a group; hierarchy() lists its arrays", kind="unknown")
         box = box_of_region(node, region)
         array = self.schema.arrays.get(path)
-        if array is not None and not array.has_time:
+        if array is None:
+            return self._own(path, box)
+        if not array.has_time:
             return self.read_static(path, dict(zip(array.dims, box, strict=True)))
         (start, stop), *others = box
-        if array is None:
-            # One of those that no caller describes: the times, and which records are committed.
-            own = self.times if path == self.schema.time_dim else self._mask()
-            return np.array(own[start:stop])
         if array.role is Role.SERIES and inside(self.committed, start, stop) == ((start, stop),):
             return self._series(array, start, stop)
         out = np.empty([b - a for a, b in box], array.dtype)
         for i in range(start, stop):
             out[i - start] = self.read_record(path, i, dict(zip(array.space_dims, others, strict=True)))
         return out
+
+    def _own(self, path: str, box: Box) -> NDArray[Any]:
+        """Return a region of an array that no caller describes."""
+        if path == QUANTIZATION_NAME:
+            # It is there for its attributes: nobody writes a value.
+            return np.zeros((), "int8")
+        values = self.times if path == self.schema.time_dim else self._mask()
+        return np.array(values[slice(*box[0])])
 
     def _mask(self) -> NDArray[np.bool_]:
         mask = np.zeros(self.n_records, bool)

@@ -206,9 +206,6 @@ def _crossings(
     n_dims = sources.shape[1]
     starts = [sorted({box[d][0] for box in targets}) for d in range(n_dims)]
     shape = [len(s) for s in starts]
-    if not targets or not len(sources):
-        none = np.empty(0, dtype=np.int64)
-        return none, none, np.empty((0, n_dims, 2), dtype=np.int64)
     low = np.empty((len(sources), n_dims), dtype=np.int64)
     n = np.empty((len(sources), n_dims), dtype=np.int64)
     for d, edges in enumerate(starts):

@@ -11,7 +11,7 @@ import numpy as np
 from mpistream.errors import SchemaError
 from mpistream.tiling import Box, Interval, box_n_cells, format_box
 
-__all__ = ["Region", "RegionLike", "box_of_mapping"]
+__all__ = ["Region", "RegionLike", "as_bound", "box_of_mapping"]
 
 RegionLike = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
@@ -251,6 +251,21 @@ def box_of_mapping(mapping: Mapping[str, Any], sizes: Mapping[str, int]) -> Box:
     return tuple(_interval(dim, mapping.get(dim, (0, n)), n) for dim, n in sizes.items())
 
 
+def as_bound(value: Any) -> int:
+    """Return a caller's bound of a region as a plain int.
+
+    Not collective.
+
+    Raises
+    ------
+    TypeError
+        It is no integer; a bool is none, though Python counts with it, and an older numpy with its own.
+    """
+    if isinstance(value, bool | np.bool_):
+        raise TypeError(f"{value!r} is a bool")
+    return operator.index(value)
+
+
 def _interval(dim: str, value: Any, size: int) -> Interval:
     """One dim of a caller's region as plain ints, or SchemaError."""
     if isinstance(value, slice):
@@ -259,10 +274,7 @@ def _interval(dim: str, value: Any, size: int) -> Interval:
         value = (0 if value.start is None else value.start, size if value.stop is None else value.stop)
     try:
         low, high = value
-        # An older numpy takes a bool of its own for an index and only warns.
-        if isinstance(low, bool | np.bool_) or isinstance(high, bool | np.bool_):
-            raise TypeError
-        start, stop = operator.index(low), operator.index(high)
+        start, stop = as_bound(low), as_bound(high)
     except (TypeError, ValueError):
         raise SchemaError(f"region dim {dim!r}: {value!r} must be (start, stop), two integers", kind="region") from None
     if not 0 <= start <= stop <= size:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import operator
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from mpistream.owner import Owner
 from mpistream.parallel import StreamWriter
 from mpistream.plan import Plan, plan_of
 from mpistream.rank_writer import RankWriter
-from mpistream.region import Region, RegionLike
+from mpistream.region import Region, RegionLike, as_bound
 from mpistream.resuming import Resumed, ResumeRequest
 from mpistream.schema import StreamSchema
 from mpistream.staging import fenced, pool_of
@@ -174,10 +173,10 @@ def _plain_box(box: Any) -> dict[str, list[int | None]]:
                 if bounds.step not in (None, 1):
                     raise ValueError(bounds.step)
                 bounds = bounds.start, bounds.stop
-                plain[str(dim)] = [None if n is None else operator.index(n) for n in bounds]
+                plain[str(dim)] = [None if n is None else as_bound(n) for n in bounds]
             else:
                 start, stop = bounds
-                plain[str(dim)] = [operator.index(start), operator.index(stop)]
+                plain[str(dim)] = [as_bound(start), as_bound(stop)]
         except (TypeError, ValueError) as error:
             raise SchemaError(
                 f"region {box!r}: bounds {bounds!r} of dim {dim!r}; give (start, stop), two integers", kind="region"

@@ -163,6 +163,25 @@ def test_bounds_are_found_by_their_coordinates(tmp_path: Path, consolidated: boo
     assert decoded["lat_bnds"].values.tolist() == np.arange(48.0).reshape(4, 3, 4).tolist()
 
 
+@EITHER_WAY
+def test_bounds_of_time_are_dates_as_they_are_given(tmp_path: Path, consolidated: bool) -> None:
+    """Bounds of dtype datetime64 beside time as numbers in the same units: xarray decodes both to the same dates."""
+    path = tmp_path / "run.zarr"
+    schema = ms.StreamSchema(
+        dims={"time": None, "nv": 2},
+        time=ms.AppendTime(units="seconds since 1970-01-01", attrs={"bounds": "time_bnds"}),
+        variables={"time_bnds": ms.Variable(("time", "nv"), "datetime64[s]")},
+    )
+    edges = np.datetime64("2000-01-01", "s") + np.arange(4) * np.timedelta64(1, "h")
+    with ms.write_open(path, schema, options=QUICK) as writer:
+        for i in range(3):
+            writer.write_record(edges[i], {"time_bnds": edges[i : i + 2]})
+    dataset = open_xarray(path, consolidated=consolidated)
+    assert dataset["time"].values.astype("datetime64[s]").tolist() == edges[:3].tolist()
+    found = dataset["time_bnds"].values.astype("datetime64[s]")
+    assert found.tolist() == np.stack([edges[:-1], edges[1:]], axis=1).tolist()
+
+
 # ---- missing values ----------------------------------------------------------------------------------
 
 MISSING: dict[str, Any] = {"b": True, "i": -7, "u": 250, "f": -1e4, "c": 3 - 2j}

@@ -90,12 +90,20 @@ def parts(url: Path, case: Golden) -> None:
         part.close()
 
 
+def dtypes(url: Path, case: Golden) -> None:
+    with ms.write_open(url, case.schema(), options=OPTIONS) as w:
+        for name in (*case.statics, "start"):
+            w.write_static(name, case.block(name, w.region))
+        write(w, case, range(3))
+
+
 MAKERS: dict[str, Callable[[Path, Golden], None]] = {
     "rows-of-one": rows_of_one,
     "rows-of-four": rows_of_four,
     "indexed": indexed,
     "blobs-and-statics": blobs_and_statics,
     "parts": parts,
+    "dtypes": dtypes,
 }
 
 

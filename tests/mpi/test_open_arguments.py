@@ -126,6 +126,8 @@ def test_region_on_some_ranks_only_names_a_rank_without(comm: MPI.Intracomm, mpi
         {"y": (-2, 4)},
         {"y": (4, 2)},
         {"y": (0.0, 2.5)},
+        {"y": (False, 8)},
+        {"y": slice(False, 8)},
         {"y": "all"},
         {"y": 3},
         {"y": (0, 2, 4)},

@@ -34,7 +34,7 @@ class Golden:
     times
         Of all records; in indexed mode of those that are not committed too.
     variables, statics, coords
-        Name -> description. Values are digits: 1000 record + 100 y + x, where the array has these dims.
+        Name -> description. Values are made of digits: 1000 record + 100 y + x, where the array has these dims.
     committed
         The records that are; all of them by default.
     blobs
@@ -48,7 +48,7 @@ class Golden:
     times: tuple[float, ...]
     variables: Mapping[str, ms.Variable]
     statics: Mapping[str, ms.Variable] = field(default_factory=dict)
-    coords: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    coords: Mapping[str, ms.Variable] = field(default_factory=dict)
     committed: tuple[int, ...] | None = None
     blobs: tuple[tuple[str, int | str, int], ...] = ()
     is_indexed: bool = False
@@ -63,8 +63,8 @@ class Golden:
             variables=dict(self.variables),
             statics=dict(self.statics),
             coords={
-                name: ms.Coordinate(dims, self.value(name) if dims == (name,) else None, dtype="float64")
-                for name, dims in self.coords.items()
+                name: ms.Coordinate(c.dims, self.value(name) if self.is_in_schema(name) else None, dtype=c.dtype)
+                for name, c in self.coords.items()
             },
             attrs={"title": "golden"},
             **self.layout,
@@ -75,32 +75,53 @@ class Golden:
         """The committed records."""
         return tuple(range(len(self.times))) if self.committed is None else self.committed
 
-    def value(self, name: str, record: int = 0) -> NDArray[Any]:
-        """Return one record of a variable, or a static or coordinate, as a whole."""
-        if name in self.coords:
-            return self._of_dims(self.coords[name], record, np.dtype("float64"))
-        variable = {**self.variables, **self.statics}[name]
-        return self._of_dims(tuple(variable.dims), record, np.dtype(variable.dtype))
+    def is_in_schema(self, name: str) -> bool:
+        """Return whether the schema has the values of a coordinate; the others are written like statics."""
+        return self.coords[name].dims == (name,) or np.dtype(self.coords[name].dtype).kind in "TU"
 
-    def _of_dims(self, dims: tuple[str, ...], record: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        space = [d for d in dims if d != "time"]
-        value = np.full([SIZES[d] for d in space], 1000 * record if "time" in dims else 0, np.int64)
-        for d, index in zip(space, np.indices(value.shape), strict=True):
-            value += _PLACES[d] * index
-        return (value % 2 == 1).astype(dtype) if dtype.kind == "b" else value.astype(dtype)
+    def described(self, name: str) -> ms.Variable:
+        """Return what an array was described with."""
+        return {**self.variables, **self.statics, **self.coords}[name]
+
+    def value(self, name: str, record: int = 0) -> NDArray[Any]:
+        """Return one record of a variable, or a static or coordinate, as a whole, as it is stored."""
+        value = self._given(name, record)
+        keep_bits = self.described(name).keep_bits
+        if keep_bits is None:
+            return value
+        # The nearest multiple of what the last bit that is kept is worth, in doubt the even one.
+        _, exponent = np.frexp(value)
+        unit = np.ldexp(1.0, exponent - 1 - keep_bits)
+        return np.asarray(np.rint(value / unit) * unit, value.dtype)
+
+    def _given(self, name: str, record: int) -> NDArray[Any]:
+        described = self.described(name)
+        dtype = np.dtype(described.dtype)
+        space = [d for d in described.dims if d != "time"]
+        digits = np.full([SIZES[d] for d in space], 1000 * record if "time" in described.dims else 0, np.int64)
+        for d, index in zip(space, np.indices(digits.shape), strict=True):
+            digits += _PLACES[d] * index
+        if dtype.kind == "b":
+            return digits % 2 == 1
+        if dtype.kind in "mM":
+            # NaT here and there.
+            return np.where(digits % 5 == 4, np.iinfo(np.int64).min, digits).view(dtype)
+        if dtype.kind in "TU":
+            return np.asarray(np.char.add("é", digits.astype("U8"))).astype(dtype)
+        return digits.astype(dtype)
 
     def record(self, record: int, region: Mapping[str, tuple[int, int]]) -> dict[str, NDArray[Any]]:
         """Return a writer's blocks of all variables."""
         return {name: self.block(name, region, record) for name in self.variables}
 
     def block(self, name: str, region: Mapping[str, tuple[int, int]], record: int = 0) -> NDArray[Any]:
-        """Return a writer's block of an array."""
-        dims = self.coords[name] if name in self.coords else {**self.variables, **self.statics}[name].dims
-        space = [d for d in dims if d != "time"]
-        return self.value(name, record)[tuple(slice(*region[d]) if d in region else slice(None) for d in space)]
+        """Return a writer's block of an array, as it is given."""
+        space = [d for d in self.described(name).dims if d != "time"]
+        return self._given(name, record)[tuple(slice(*region[d]) if d in region else slice(None) for d in space)]
 
 
 _FIELD = ("time", "y", "x")
+_TEXT = np.dtypes.StringDType()
 
 CASES = {
     "rows-of-one": Golden(
@@ -111,7 +132,7 @@ CASES = {
             "zonal": ms.Variable(("time", "y"), "complex64"),
             "energy": ms.Variable(("time",), "float64"),
         },
-        coords={"y": ("y",)},
+        coords={"y": ms.Variable(("y",), "float64")},
         layout={"shard_shape": {"y": 2, "x": 6}, "chunk_shape": {"y": 2, "x": 3}},
     ),
     # Committed after 3, 4 and 6 records: a row that grew, and one that is filled in part.
@@ -142,7 +163,7 @@ CASES = {
             "wet": ms.Variable(("y", "x"), "bool"),
             "gravity": ms.Variable((), "float64"),
         },
-        coords={"x": ("x",), "lat": ("y", "x")},
+        coords={"x": ms.Variable(("x",), "float64"), "lat": ms.Variable(("y", "x"), "float64")},
         blobs=(("config", "static", 0), ("rng", 0, 0), ("rng", 2, 0), ("step", 2, 0), ("rng", 3, 0)),
         layout={"shard_shape": {"y": 2, "x": 3}, "codec": "none"},
     ),
@@ -153,6 +174,23 @@ CASES = {
         statics={"topo": ms.Variable(("y", "x"), "float32")},
         blobs=(("rng", 1, 0), ("rng", 1, 1)),
         layout={"shard_shape": {"time": 4, "y": 2, "x": 6}, "codec": "diagnostic"},
+    ),
+    # Dates, durations, strings of both kinds, and floats that were rounded.
+    "dtypes": Golden(
+        times=(0.0, 1.0, 2.0),
+        variables={
+            "u": ms.Variable(_FIELD, "float32", keep_bits=7),
+            "w": ms.Variable(("time",), "float64", keep_bits=4),
+            "day": ms.Variable(_FIELD, "datetime64[D]"),
+            "launch": ms.Variable(("time",), "datetime64[ns]"),
+        },
+        statics={"lag": ms.Variable(("y", "x"), "timedelta64[ms]"), "version": ms.Variable((), _TEXT)},
+        coords={
+            "x": ms.Variable(("x",), "U3"),
+            "station": ms.Variable(("y",), _TEXT),
+            "start": ms.Variable(("y", "x"), "datetime64[s]"),
+        },
+        layout={"shard_shape": {"time": 2, "y": 2, "x": 6}},
     ),
 }
 """Name of the folder, without ``.zarr`` -> what is in it."""

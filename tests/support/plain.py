@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 import mpistream as ms
 
-__all__ = ["DTYPES", "QUICK", "READERS", "any_bits", "append_schema", "differing", "open_xarray"]
+__all__ = ["DTYPES", "QUICK", "READERS", "Arrays", "any_bits", "append_schema", "differing", "open_xarray"]
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),

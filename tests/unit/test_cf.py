@@ -121,6 +121,27 @@ def test_vertices_are_never_partitioned() -> None:
             {"variables": {"t": V(("time", "y"), "f4"), "time_bnds": V(("time", "nv"), "f8", attrs={"units": "s"})}},
             "units of 'time_bnds' is 's', that of 'time' is 'days since 2000-01-01'; leave it out of 'time_bnds'",
         ),
+        (
+            {"variables": {"t": V(("time", "y"), "f4"), "time_bnds": V(("time", "nv"), "datetime64[s]")}},
+            r"days since 2000-01-01'; it follows from dtype datetime64\[s\]; give 'time_bnds' that of 'time', float64$",
+        ),
+        (
+            {
+                "time": ms.AppendTime(units="days since 1970-01-01", calendar="julian", attrs={"bounds": "time_bnds"}),
+                "variables": {"t": V(("time", "y"), "f4"), "time_bnds": V(("time", "nv"), "datetime64[D]")},
+            },
+            "calendar of 'time_bnds' is 'proleptic_gregorian', that of 'time' is 'julian'; it follows from",
+        ),
+        (
+            {
+                "coords": {
+                    "h": C((), np.datetime64("2000-01-01", "D"), attrs={"bounds": "b"}),
+                    "b": C(("nv",), np.array([0, 1], "timedelta64[D]")),
+                },
+                "statics": {},
+            },
+            r"units of 'b' is 'days', that of 'h' is 'days since 1970-01-01'; .* that of 'h', datetime64\[D\]$",
+        ),
     ],
 )
 def test_bounds_that_do_not_fit_are_refused(changes, message) -> None:
@@ -135,6 +156,20 @@ def test_bounds_may_repeat_what_their_coordinate_says() -> None:
     attrs = {"units": "days since 2000-01-01", "calendar": "proleptic_gregorian", "long_name": "ends"}
     schema = bounded(variables={"t": V(("time", "y"), "f4"), "time_bnds": V(("time", "nv"), "f8", attrs=attrs)})
     assert schema.arrays["time_bnds"].attrs == attrs
+
+
+def test_bounds_may_be_dates_in_the_units_of_their_coordinate() -> None:
+    """The units and the calendar that follow from the dtype count like those that are given."""
+    schema = bounded(
+        time=ms.AppendTime(units="seconds since 1970-01-01", attrs={"bounds": "time_bnds"}),
+        variables={"t": V(("time", "y"), "f4"), "time_bnds": V(("time", "nv"), "datetime64[s]")},
+        coords={
+            "day": C((), np.datetime64("2000-01-01", "D"), attrs={"bounds": "day_bnds"}),
+            "day_bnds": C(("nv",), np.array(["1999-12-31", "2000-01-02"], "datetime64[D]")),
+        },
+        statics={},
+    )
+    assert schema.arrays["time_bnds"].zarr_attrs["units"] == schema.time_array.attrs["units"]
 
 
 # ---- _FillValue --------------------------------------------------------------------------------------

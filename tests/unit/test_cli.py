@@ -107,6 +107,22 @@ def test_info_prints_sizes(store: Path) -> None:
     assert table["lat"] == [lz4, "-", "0", "0 B", "0 B", "-"]
 
 
+def test_info_tells_how_values_were_rounded(tmp_path: Path) -> None:
+    """The bits that are kept stand before the codecs, as CF calls the rounding; in JSON they have a name."""
+    url = tmp_path / "run.zarr"
+    schema = ms.StreamSchema(
+        dims={"time": None, "y": 4},
+        time=ms.AppendTime(units="s"),
+        variables={n: ms.Variable(("time", "y"), "float32", keep_bits=b) for n, b in (("u", 7), ("v", None))},
+        codec="wasm",
+    )
+    ms.write_open(url, schema, options=ms.Options(durability="none", threads=0)).close()
+    table = columns(run("info", url).output, "On disk")
+    assert (table["u"][0], table["v"][0]) == ("bitround 7 + zstd-5 + crc32c", "zstd-5 + crc32c")
+    arrays = json.loads(run("info", url, "--json").output)["arrays"]
+    assert {a["name"]: a["keep_bits"] for a in arrays} == {"time": None, "u": 7, "v": None}
+
+
 def test_info_tells_what_a_resume_keeps_aside(tmp_path: Path) -> None:
     url = make_store(tmp_path / "run.zarr", make_schema())
     w = ms.write_resume(url, at=15.0)

@@ -57,6 +57,7 @@ def test_describe_tells_how_an_array_lies_on_disk(store: Path) -> None:
         "shard_shape": [4, 4, 5],
         "chunk_shape": [2, 2, 5],
         "row_length": 4,
+        "keep_bits": None,
         "codecs": [
             {"name": "bytes", "configuration": {"endian": "little"}},
             {"name": "blosc", "configuration": BLOSC},

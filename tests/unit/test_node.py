@@ -82,9 +82,10 @@ def test_nodes_of_a_stream_are_as_its_manifest_has_them(path: str) -> None:
         variables={
             "u": ms.Variable(("time", "y"), "float32", attrs={"units": "m"}),
             "n": ms.Variable(("time",), "int8"),
+            "since": ms.Variable(("time",), "timedelta64[h]"),
         },
-        statics={"s": ms.Variable((), "bool")},
-        coords={"y": ms.Coordinate(("y",), [0.0] * 6)},
+        statics={"s": ms.Variable((), "bool"), "text": ms.Variable((), str)},
+        coords={"y": ms.Coordinate(("y",), ["six", "to", "ten"] * 2)},
         shard_shape={"time": 2, "y": 4},
         chunk_shape={"time": 1, "y": 2},
         attrs={"title": "t"},
@@ -92,15 +93,17 @@ def test_nodes_of_a_stream_are_as_its_manifest_has_them(path: str) -> None:
     first = Manifest.first(store_id="0", run_id="0", epoch=1, schema=schema, layout_digest="")
     lead = f"{path}/" if path else ""
     nodes = stream_nodes(path, first)
-    assert list(nodes) == [path, *(lead + n for n in ("n", "s", "time", "u", "y"))]
+    assert list(nodes) == [path, *(lead + n for n in ("n", "s", "since", "text", "time", "u", "y"))]
     assert [n.path for n in nodes.values()] == list(nodes)
     assert (nodes[path].kind, nodes[path].is_stream, nodes[path].attrs) == ("group", True, {"title": "t"})
     found = {n: (v.shape, v.dims, v.dtype, v.chunk_shape, v.shard_shape) for n, v in nodes.items() if n != path}
     assert found == {
         lead + "n": ((0,), ("time",), "int8", (1024,), None),
         lead + "s": ((), (), "bool", (), None),
+        lead + "since": ((0,), ("time",), "timedelta64[h]", (1024,), None),
+        lead + "text": ((), (), "string", (), None),
         lead + "time": ((0,), ("time",), "float64", (1024,), None),
         lead + "u": ((0, 6), ("time", "y"), "float32", (1, 2), (2, 4)),
-        lead + "y": ((6,), ("y",), "float64", (6,), None),
+        lead + "y": ((6,), ("y",), "U3", (6,), None),
     }
     assert nodes[lead + "u"].attrs == {"units": "m"}
