@@ -40,6 +40,9 @@ _FAREWELL_SECONDS = 2.0
 # Rank 0 knows who is missing, so the others give it this much longer to say so before they blame it.
 _PATIENCE = 1.25
 
+# Swaps have tags of their own, again and again the same; MPI promises tags up to 32,767.
+_N_SWAPS = 16_384
+
 # A message names so many ranks; of 10,000 that did not come nobody reads all.
 _MAX_NAMED = 8
 
@@ -248,10 +251,12 @@ class Channel:
         Raises
         ------
         CommitError
-            Kind ``timeout`` after the timeout; the channel is dead.
+            Kind ``timeout`` after the timeout; the channel is dead. It is after any other exception, too: what was
+            sent and not taken must not be taken for something else.
         """
         try:
-            self._transport.swap(sends, receives, self._timeout)
+            # By the number of the agreement: a piece that was left behind can't be taken for a later one.
+            self._transport.swap(sends, receives, self._timeout, self._n % _N_SWAPS)
         except TimeoutError:
             error = CommitError(
                 f"rank {self.rank}: not all pieces of a record went and came within {self._timeout:g} s; nothing was "
@@ -261,6 +266,9 @@ class Channel:
             )
             self.note(error)
             raise error from None
+        except BaseException as error:
+            self.post_leave(error)
+            raise
 
     def announce(self, value: Any = None, error: BaseException | None = None) -> None:
         """On rank 0, send every rank the outcome of what the last agreement began.

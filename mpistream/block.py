@@ -94,7 +94,7 @@ def check_blocks(name: str, value: Any, shapes: Sequence[tuple[int, ...]], dtype
     name, dtype
         As in `check_block`.
     value
-        The block, or a sequence of as many as there are shapes; a Python scalar broadcasts into all.
+        The block, or a sequence of as many as there are shapes; a scalar broadcasts into all.
     shapes
         Their shapes.
 
@@ -105,7 +105,7 @@ def check_blocks(name: str, value: Any, shapes: Sequence[tuple[int, ...]], dtype
     """
     if len(shapes) == 1:
         return [check_block(name, value, shapes[0], dtype)]
-    if isinstance(value, bool | int | float | complex):
+    if isinstance(value, bool | int | float | complex | np.datetime64 | np.timedelta64):
         return [check_block(name, value, shape, dtype) for shape in shapes]
     if not isinstance(value, list | tuple) or len(value) != len(shapes):
         given = f"{len(value)} blocks" if isinstance(value, list | tuple) else f"a {type(value).__name__}"

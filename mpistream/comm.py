@@ -24,7 +24,7 @@ from mpistream.errors import ProtocolError
 
 __all__ = ["MPITransport", "SerialTransport", "Transport", "connect", "is_one_of_many", "waiting"]
 
-_TAG_DATA = 0  # of the pieces of records; the tags of agreements are others
+_TAG_DATA = 1024  # and those behind it: of the pieces of records; the tags of agreements are below
 
 _SPIN_SECONDS = 0.001
 _MIN_SLEEP_SECONDS = 0.0001
@@ -51,12 +51,16 @@ class Transport(Protocol):
         """Gather on rank 0, where the list is returned; TimeoutError after ``timeout`` seconds."""
 
     def swap(
-        self, sends: Sequence[tuple[int, NDArray[Any]]], receives: Sequence[tuple[int, NDArray[Any]]], timeout: float
+        self,
+        sends: Sequence[tuple[int, NDArray[Any]]],
+        receives: Sequence[tuple[int, NDArray[Any]]],
+        timeout: float,
+        tag: int,
     ) -> None:
         """Send and receive arrays of any strides; TimeoutError after ``timeout`` seconds.
 
         Between two ranks, what is sent and what is received are as many arrays of the same shapes and dtypes, in the
-        same order.
+        same order. Only calls with the same tag find each other.
         """
 
     def has_ranks_of(self, other: Transport) -> bool:
@@ -106,7 +110,11 @@ class SerialTransport:
         return [data]
 
     def swap(
-        self, sends: Sequence[tuple[int, NDArray[Any]]], receives: Sequence[tuple[int, NDArray[Any]]], timeout: float
+        self,
+        sends: Sequence[tuple[int, NDArray[Any]]],
+        receives: Sequence[tuple[int, NDArray[Any]]],
+        timeout: float,
+        tag: int,
     ) -> None:
         """There is nobody to swap with."""
 
@@ -203,19 +211,30 @@ class MPITransport:
         return [bytes(found[s : s + n]) for s, n in zip(starts, sizes, strict=True)]
 
     def swap(
-        self, sends: Sequence[tuple[int, NDArray[Any]]], receives: Sequence[tuple[int, NDArray[Any]]], timeout: float
+        self,
+        sends: Sequence[tuple[int, NDArray[Any]]],
+        receives: Sequence[tuple[int, NDArray[Any]]],
+        timeout: float,
+        tag: int,
     ) -> None:
         """Send and receive arrays with nonblocking point-to-point messages of derived datatypes."""
         arrays = [(peer, np.ascontiguousarray(a) if min(a.strides, default=1) <= 0 else a) for peer, a in sends]
-        requests = [self._comm.Irecv(self._buffer(array), peer, _TAG_DATA) for peer, array in receives]
-        requests += [self._comm.Isend(self._buffer(array), peer, _TAG_DATA) for peer, array in arrays]
-        # Large messages move only while MPI is called: who waits for them polls, and gives up the core in between.
-        deadline = time.monotonic() + timeout
-        while not self._mpi.Request.Testall(requests):
-            if time.monotonic() > deadline:
-                _not_freed.append((self, requests, receives, arrays))
-                raise TimeoutError
-            time.sleep(0)
+        outs = [(self._buffer(array), peer) for peer, array in arrays]
+        ins = [(self._buffer(array), peer) for peer, array in receives]
+        requests: list[Any] = []
+        try:
+            requests += [self._comm.Irecv(buffer, peer, _TAG_DATA + tag) for buffer, peer in ins]
+            requests += [self._comm.Isend(buffer, peer, _TAG_DATA + tag) for buffer, peer in outs]
+            # Large messages move only while MPI is called: who waits for them polls, and gives up the core in between.
+            deadline = time.monotonic() + timeout
+            while not self._mpi.Request.Testall(requests):
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+                time.sleep(0)
+        except BaseException:
+            # MPI may still read and write them.
+            _not_freed.append((self, requests, receives, arrays))
+            raise
 
     def _buffer(self, array: NDArray[Any]) -> list[Any]:
         """Return an array as mpi4py takes it: where it begins, and a datatype that walks it in C order."""

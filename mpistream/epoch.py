@@ -34,6 +34,8 @@ class EpochState:
     indexed: Mapping[str, tuple[Box, ...]] = field(default_factory=dict)
     """Array name -> the boxes that are written of it, where the ranks hold `Indices`: who writes them is agreed on
     once it is known who holds how much of them."""
+    indexed_moving: tuple[str, ...] = ()
+    """Those of them that have an indexed dim; all others are rank 0's, which holds and writes them."""
 
     @property
     def layout_regions(self) -> tuple[Region, ...] | None:
@@ -71,7 +73,7 @@ class EpochState:
                 region=region,
                 boxes={name: by_rank[rank] for name, by_rank in self.boxes.items()},
                 pieces={name: tuple(apart[id(e)][rank]) for name, e in self.exchanges.items()},
-                moving=moving or tuple(sorted(self.indexed)),
+                moving=moving or self.indexed_moving,
             )
             for rank, region in enumerate(self.regions)
         ]
@@ -244,13 +246,13 @@ def indexed_epoch(schema: StreamSchema, n_ranks: int, indexed_dims: Collection[s
     n_writers
         Ranks that write, for each array.
     """
-    indexed = {}
-    for array in schema.arrays.values():
-        if array.is_sharded:
-            n = min(n_writers, n_ranks) if set(array.space_dims) & set(indexed_dims) else 1
-            indexed[array.name] = tuple(target_boxes(array.grid, n))
+    sharded = [a for a in schema.arrays.values() if a.is_sharded]
+    moving = [a.name for a in sharded if set(a.space_dims) & set(indexed_dims)]
+    indexed = {a.name: tuple(target_boxes(a.grid, min(n_writers, n_ranks) if a.name in moving else 1)) for a in sharded}
     none = Region.empty(schema.partitioned_dims)
-    return EpochState(regions=(none,) * n_ranks, boxes={}, n_cells={}, indexed=indexed)
+    return EpochState(
+        regions=(none,) * n_ranks, boxes={}, n_cells={}, indexed=indexed, indexed_moving=tuple(sorted(moving))
+    )
 
 
 def _n_cells(

@@ -70,8 +70,10 @@ class Indices(Mapping[str, NDArray[np.int64]]):
                     "array of integers",
                     kind="region",
                 )
-            if array.size and int(array.min()) < 0:
-                raise SchemaError(f"indices of dim {dim!r} contain {int(array.min())}; they begin at 0", kind="region")
+            for number in (int(array.min()), int(array.max())) if array.size else ():
+                # A -1 that marks "no cell" is 2**64 - 1 in unsigned numbers.
+                if not 0 <= number <= np.iinfo(np.int64).max:
+                    raise SchemaError(f"indices of dim {dim!r} contain {number}; they begin at 0", kind="region")
             kept = np.array(array, dtype=np.int64)
             kept.flags.writeable = False
             found[str(dim)] = kept

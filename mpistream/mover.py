@@ -2,8 +2,8 @@
 
 Rules of this room:
 
-* Before data move, all ranks have agreed that nothing is wrong with the record: a block of a wrong shape on one
-  rank is an error on all, and no message is left behind.
+* Before data move, all ranks have agreed that nothing is wrong with the record, and have made ready whatever could
+  still fail: a block of a wrong shape on one rank is an error on all, and no message is left behind.
 * Data go straight from the caller's block into the array that the writer encodes from; nothing is packed. Copied are
   blocks in another dtype, and cells that an index list scatters, which a datatype would walk one by one.
 * The call returns when everything has left and has come: the caller may then overwrite its blocks.
@@ -12,6 +12,7 @@ Rules of this room:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,19 @@ from mpistream.rank_writer import Blocks, RankWriter
 from mpistream.rearrange import split_piece
 from mpistream.tiling import Box, slices_in
 
-__all__ = ["Mover"]
+__all__ = ["Load", "Mover"]
+
+
+@dataclass(slots=True)
+class Load:
+    """What one rank sends and gets of a record or static."""
+
+    blocks: Blocks
+    """Array -> the blocks to take; of rearranged ones, those of the boxes that this rank writes, once all has come."""
+    sends: list[tuple[int, NDArray[Any]]] = field(default_factory=list)
+    receives: list[tuple[int, NDArray[Any]]] = field(default_factory=list)
+    late: list[tuple[NDArray[Any], NDArray[Any], Any]] = field(default_factory=list)
+    """Places in those blocks, and the cells that come for scattered ones of them."""
 
 
 class Mover:
@@ -55,10 +68,10 @@ class Mover:
         """Whether a call with these arrays is collective: some rank sends a piece of one of them."""
         return not set(self._share.moving).isdisjoint(names)
 
-    def move(self, names: Sequence[str], blocks: Mapping[str, list[NDArray[Any]]]) -> Blocks:
-        """Return the blocks of the boxes that this rank writes, from those that it and others hold.
+    def load(self, names: Sequence[str], blocks: Mapping[str, list[NDArray[Any]]]) -> Load:
+        """Make ready what this rank sends and gets of some arrays: all that can fail does so here.
 
-        Collective, if `is_moving`.
+        Not collective.
 
         Parameters
         ----------
@@ -66,17 +79,8 @@ class Mover:
             The arrays, in an order that is the same on every rank.
         blocks
             Array name -> this rank's checked blocks; those of which it holds nothing may be left out.
-
-        Raises
-        ------
-        CommitError
-            Kind ``timeout``: a rank did not send or take its part; the channel is dead.
         """
-        found = dict(blocks)
-        sends: list[tuple[int, NDArray[Any]]] = []
-        receives: list[tuple[int, NDArray[Any]]] = []
-        # Cells that come for scattered places, and those places.
-        late: list[tuple[NDArray[Any], NDArray[Any], Any]] = []
+        load = Load(dict(blocks))
         me = self._share.writer
         for name in names:
             if name not in self._routes:
@@ -85,25 +89,37 @@ class Mover:
             with np.errstate(over="ignore", invalid="ignore"):
                 held = [block.astype(dtype, copy=False) for block in blocks.get(name, ())]
             whole = self._held_whole(name, held)
-            found[name] = targets = self._targets_of(name, whole)
+            load.blocks[name] = targets = self._targets_of(name, whole)
             for route in self._routes[name]:
                 if route.source != me:
                     for at in _messages(route.target_at, dtype.itemsize):
                         place = targets[route.part]
                         into = place[at] if _is_view(at) else np.empty(selected_shape(at), dtype)
-                        receives.append((route.source, into))
+                        load.receives.append((route.source, into))
                         if not _is_view(at):
-                            late.append((place, into, _index(at)))
+                            load.late.append((place, into, _index(at)))
                 elif route.target != me:
                     parts = _messages(route.source_at, dtype.itemsize)
-                    sends += [(route.target, held[route.patch][_index(at)]) for at in parts]
+                    load.sends += [(route.target, held[route.patch][_index(at)]) for at in parts]
                 elif route.part not in whole:
                     targets[route.part][_index(route.target_at)] = held[route.patch][_index(route.source_at)]
-        if sends or receives:
-            self._channel.swap(sends, receives)
-        for place, cells, at in late:
+        return load
+
+    def move(self, load: Load) -> Blocks:
+        """Return the blocks of the boxes that this rank writes, once all pieces have come and gone.
+
+        Collective, if `is_moving`: after an agreement that every rank has its load.
+
+        Raises
+        ------
+        CommitError
+            Kind ``timeout``: a rank did not send or take its part; the channel is dead.
+        """
+        if load.sends or load.receives:
+            self._channel.swap(load.sends, load.receives)
+        for place, cells, at in load.late:
             place[at] = cells
-        return found
+        return load.blocks
 
     def _held_whole(self, name: str, held: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:
         """Return those boxes, of the ones that this rank writes, that lie in one of its own blocks as they are."""

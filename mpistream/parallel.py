@@ -26,7 +26,7 @@ from mpistream.committing import OpenStream, as_ours, commit_streams, on_every_r
 from mpistream.errors import CommitError, MPIStreamError, ProtocolError, SchemaError, StoreError
 from mpistream.indices import Indices
 from mpistream.manifest import Manifest, stage_folder
-from mpistream.mover import Mover
+from mpistream.mover import Load, Mover
 from mpistream.options import Options
 from mpistream.owner import Owner
 from mpistream.plan import Plan
@@ -290,16 +290,22 @@ class StreamWriter:
     def _take(self, call: str, check: Callable[[], CheckedRecord]) -> None:
         """Check a record, move what others write of it, and take it."""
         names = [a.name for a in self.schema.arrays.values() if a.role is Role.VARIABLE]
-        is_moving = self._mover.is_moving(names)
-        checked = self._agreed(call, check, lambda c: f"{c.record} {c.t.hex()}") if is_moving else check()
-        self._writer.take(replace(checked, blocks=self._mover.move(names, checked.blocks)))
+
+        def loaded() -> tuple[CheckedRecord, Load]:
+            checked = check()
+            return checked, self._mover.load(names, checked.blocks)
+
+        checked, load = self._agreed(call, names, loaded, lambda found: f"{found[0].record} {found[0].t.hex()}")
+        self._writer.take(replace(checked, blocks=self._mover.move(load)))
         self._keep_lease()
 
-    def _agreed(self, call: str, check: Callable[[], T], digest: Callable[[T], str]) -> T:
-        """Return what a check returns, when it is right on every rank: then data may move."""
+    def _agreed(self, call: str, names: Sequence[str], make: Callable[[], T], digest: Callable[[T], str]) -> T:
+        """Return what ``make`` returns; if any of these arrays moves, once all ranks have it: then data may move."""
+        if not self._mover.is_moving(names):
+            return make()
         found, failure = None, None
         try:
-            found = check()
+            found = make()
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
             failure = as_ours(error, self._channel.rank)
         self._exchange(call, digest="" if found is None else digest(found), failure=failure)
@@ -329,11 +335,12 @@ class StreamWriter:
         Nothing is durable or visible until `commit` returns.
         """
         self._check_open("write_static")
-        if not self._mover.is_moving([name]):
-            blocks = self._writer.checked_static(name, array)
-        else:
-            blocks = self._agreed("write_static", lambda: self._writer.checked_static(name, array), lambda _: name)
-        self._writer.take_static(name, self._mover.move([name], {name: blocks})[name])
+
+        def loaded() -> Load:
+            return self._mover.load([name], {name: self._writer.checked_static(name, array)})
+
+        load = self._agreed("write_static", [name], loaded, lambda _: name)
+        self._writer.take_static(name, self._mover.move(load)[name])
 
     def write_blob(self, key: str, payload: bytes, scope: int | str = "static") -> None:
         """Put a small payload of this rank, such as the state of its random numbers.

@@ -230,6 +230,53 @@ def test_a_wrong_block_of_one_rank_is_the_error_of_all(comm: MPI.Intracomm, mpi_
     on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", FULL, [0, 0]))
 
 
+def test_what_fails_before_pieces_move_is_an_error_of_all(
+    comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank without memory for what it gets: nothing is left on its way that a later record could be taken for."""
+    with _opened(comm, mpi_tmp_path / "s") as w:
+        with monkeypatch.context() as patched:
+            if comm.rank == 0:
+                patched.setattr(w._mover, "_targets_of", lambda *_: np.empty(-1))
+            blocks = FULL.record(w.region, 2)
+            error = error_on_all(comm, lambda: w.write_record(time_of(1), blocks))
+        assert error.rank in (0, None)
+        assert w.n_records == 1
+        for i in (1, 2):
+            FULL.write(w, i)
+    on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", FULL, [0, 0, 0]))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_fails_while_pieces_move_ends_the_writer(
+    comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some pieces may be on their way, and must not be taken for those of another record."""
+    w = _opened(comm, mpi_tmp_path / "s")
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    last = comm.size - 1
+    if comm.rank == last:
+        with monkeypatch.context() as patched:
+            patched.setattr(w._channel._transport, "swap", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                FULL.write(w, 1)
+        assert w._channel.failure is not None
+        with pytest.raises(ms.CommitError) as caught:
+            w.commit()
+    else:
+        with pytest.raises(ms.CommitError) as caught:
+            FULL.write(w, 1)
+            w.commit()
+    assert caught.value.kind in ("left", "timeout")
+    with pytest.raises(ms.MPIStreamError):
+        w.close()
+    sync(comm)
+    on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", FULL, [0]))
+
+
 def test_a_wrong_static_of_one_rank_is_the_error_of_all(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     """It may be passed right afterwards; a static that is written already is refused as on one rank."""
     schema = FULL.schema(shard_shape=SHARD)

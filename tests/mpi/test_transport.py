@@ -137,7 +137,7 @@ def test_swap_brings_arrays_of_any_strides(transport: MPITransport) -> None:
     sources = sorted({rank, (rank - 1) % size, (rank - 2) % size})
     expected = [(source, form) for source in sources for form in _forms(source)]
     places = [_place_for(form) for _, form in expected]
-    transport.swap(sends, [(source, place) for (source, _), place in zip(expected, places, strict=True)], 20)
+    transport.swap(sends, [(source, place) for (source, _), place in zip(expected, places, strict=True)], 20, 0)
     for place, (_, form) in zip(places, expected, strict=True):
         np.testing.assert_array_equal(place, form)
         # Nothing was written between the cells.
@@ -150,7 +150,7 @@ def test_swap_brings_arrays_of_any_strides(transport: MPITransport) -> None:
 
 def test_swap_of_nothing_returns(transport: MPITransport) -> None:
     """A rank without a part in an exchange waits for nobody."""
-    transport.swap([], [], 0.0)
+    transport.swap([], [], 0.0, 0)
     transport.gather(b"", 20)
     transport.free()
 
@@ -161,12 +161,12 @@ def test_swap_ends_when_a_rank_does_not_come(comm: MPI.Intracomm, transport: MPI
     if comm.rank == 0:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
-            transport.swap([], [(1, np.zeros(3))], 0.5)
+            transport.swap([], [(1, np.zeros(3))], 0.5, 0)
         assert 0.5 <= time.monotonic() - began < 10
     sync(comm)
     if comm.rank == 1:
         # So that MPI can end: the message that rank 0 still waits for.
-        transport.swap([(0, np.ones(3))], [], 20)
+        transport.swap([(0, np.ones(3))], [], 20, 0)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -40,7 +40,7 @@ class MemoryWorld:
         self.changed = threading.Condition()
         # Invariant: these change under `changed` only.
         self.mail: defaultdict[tuple[int, int], deque[tuple[int, bytes]]] = defaultdict(deque)
-        self.arrays: defaultdict[tuple[int, int], deque[NDArray[Any]]] = defaultdict(deque)
+        self.arrays: defaultdict[tuple[int, int, int], deque[NDArray[Any]]] = defaultdict(deque)
         self.gathered: list[deque[bytes]] = [deque() for _ in range(size)]
         self.has_ended = [False] * size
 
@@ -97,7 +97,11 @@ class MemoryTransport:
             return [queue.popleft() for queue in world.gathered]
 
     def swap(
-        self, sends: Sequence[tuple[int, NDArray[Any]]], receives: Sequence[tuple[int, NDArray[Any]]], timeout: float
+        self,
+        sends: Sequence[tuple[int, NDArray[Any]]],
+        receives: Sequence[tuple[int, NDArray[Any]]],
+        timeout: float,
+        tag: int,
     ) -> None:
         """Copy arrays to the mailboxes of others, and those that come into ``receives``."""
         self._check(b"")
@@ -105,15 +109,15 @@ class MemoryTransport:
         deadline = min(world.deadline, time.monotonic() + timeout)
         with world.changed:
             for peer, array in sends:
-                world.arrays[self.rank, peer].append(array.copy())
+                world.arrays[self.rank, peer, tag].append(array.copy())
             world.changed.notify_all()
             for peer, array in receives:
-                while not world.arrays[peer, self.rank]:
+                while not world.arrays[peer, self.rank, tag]:
                     left = deadline - time.monotonic()
                     if left <= 0 or world.has_ended[peer]:
                         raise TimeoutError(f"rank {self.rank} waits in swap for rank {peer}")
                     world.changed.wait(left)
-                found = world.arrays[peer, self.rank].popleft()
+                found = world.arrays[peer, self.rank, tag].popleft()
                 assert (found.shape, found.dtype) == (array.shape, array.dtype)
                 array[...] = found
 

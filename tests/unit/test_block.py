@@ -510,3 +510,11 @@ def test_text_and_numbers_are_not_taken_for_each_other(value, dtype, kind, messa
         check_block("t", value, (2,), np.dtype(dtype))
     assert str(caught.value).startswith(message)
     assert caught.value.kind == kind
+
+
+def test_dates_broadcast_into_all_blocks_of_a_rank() -> None:
+    """As any scalar does."""
+    date = np.datetime64("2000-01-02", "s")
+    found = check_blocks("t", date, [(2,), (1, 3)], np.dtype("datetime64[s]"))
+    assert [b.shape for b in found] == [(2,), (1, 3)]
+    assert all((b == date).all() for b in found)

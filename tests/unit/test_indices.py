@@ -45,6 +45,7 @@ def test_indices_are_a_mapping_of_arrays_of_their_own() -> None:
         ({"cell": [[1, 2]]}, r"indices of dim 'cell' have shape \(1, 2\)"),
         ({"cell": 5}, r"have shape \(\)"),
         ({"cell": [0.0, 1.0]}, "dtype float64; give a one-dimensional array of integers"),
+        ({"cell": np.array([0, 2**64 - 1], "uint64")}, "contain 18446744073709551615; they begin at 0"),
         ({"cell": [True]}, "dtype bool"),
         ({"cell": [3, -1]}, "contain -1; they begin at 0"),
         ({"cell": [[1], [1, 2]]}, "indices of dim 'cell'"),

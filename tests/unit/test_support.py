@@ -62,7 +62,7 @@ class TestRanks:
             other = 1 - transport.rank
             mine = [np.array([transport.rank, k]) for k in range(3)]
             into = [np.zeros(2, int) for _ in mine]
-            transport.swap([(other, a) for a in mine], [(other, a) for a in into], 5)
+            transport.swap([(other, a) for a in mine], [(other, a) for a in into], 5, 0)
             for a in mine:
                 a[...] = -1
             return [a.tolist() for a in into]
@@ -73,7 +73,7 @@ class TestRanks:
         def fn(transport: MemoryTransport) -> None:
             if transport.rank == 0:
                 with pytest.raises(TimeoutError, match="rank 0 waits in swap for rank 1"):
-                    transport.swap([], [(1, np.zeros(2))], 30)
+                    transport.swap([], [(1, np.zeros(2))], 30, 0)
 
         run_ranks(2, fn, timeout=20)
 
