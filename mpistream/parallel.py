@@ -281,6 +281,9 @@ class StreamWriter:
         ------
         SchemaError
             On the calling rank, before anything is taken.
+        StoreError, FormatError
+            As `SchemaError`, for a record that is committed: its blobs could not be read, so whether the key is one of
+            them is not known. A later call tries again.
 
         Notes
         -----

@@ -45,8 +45,6 @@ class Committing(Writing):
             self.say("    killed")
             self.end_crew()
             self.either(before, after)
-            if self.state is after:
-                self.aside = {}
             return False
         assert isinstance(error, ms.CommitError), error
         self.say(f"    {error.kind}: {error}")
@@ -56,8 +54,6 @@ class Committing(Writing):
             assert isinstance(again, ms.CommitError), again
             self.end_crew()
             self.either(before, after)
-            if self.state is after:
-                self.aside = {}
             return False
         assert error.kind not in ("timeout", "left")
         return True
@@ -93,7 +89,6 @@ class Committing(Writing):
             assert receipt.n_new_records == len(after.records.keys() - before.records.keys())
             assert set(receipt.new_statics) == after.statics.keys() - before.statics.keys()
             self.crew.note_committed(after)
-            self.aside = {}
             if not receipt.warnings:
                 assert not [k for k in list(self.store._objects) if k.startswith(".mpistream/dropped/")]
         assert self.is_faulty or not receipt.warnings
@@ -141,6 +136,11 @@ class Committing(Writing):
         if isinstance(found, ms.StoreError):
             assert self.is_faulty, found
             return
+        if isinstance(found, ms.CommitError) and found.kind == "not_published":
+            assert self.is_faulty, found
+            self.say(f"    {found.kind}: {found}")
+            self.crew.is_published, self.state = False, after
+            return
         if isinstance(found, BaseException):
             if self.failed(found, before, after):
                 assert self.is_faulty, found
@@ -171,8 +171,6 @@ class Committing(Writing):
         found = crew.call("close")
         if found is None:
             assert can
-            if after.seq > before.seq:
-                self.aside = {}
             self.state = after
         elif isinstance(found, Killed):
             self.failed(found, before, after)
@@ -182,8 +180,6 @@ class Committing(Writing):
             assert self.is_faulty or not can, found
             if found.kind == "outcome_unknown":
                 self.either(before, after)
-                if self.state is after:
-                    self.aside = {}
         assert crew.call("close") is None
         assert isinstance(crew.call("commit"), ms.ProtocolError)
         self.end_crew()

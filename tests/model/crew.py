@@ -25,7 +25,7 @@ from mpistream.token import CommitReceipt
 from mpistream.zarr3.metadata import make_documents
 from tests.model.shape import Shape
 from tests.model.state import Scope, State
-from tests.model.turns import Killed, OpenWriters, Turns
+from tests.model.turns import Killed, Turns, writers_here
 from tests.model.views import Fuse, View
 
 __all__ = ["Crew", "Pending", "in_one_process"]
@@ -60,7 +60,7 @@ def in_one_process() -> Iterator[None]:
         mock.patch.object(mpistream.creating, "make_documents", make_once),
         mock.patch.object(mpistream.resuming, "make_documents", make_once),
         mock.patch.object(mpistream.lease.LeaseKeeper, "start"),
-        mock.patch.object(mpistream.parallel, "_open_writers", OpenWriters()),
+        mock.patch.object(mpistream.parallel, "_all_open", writers_here(mpistream.parallel._all_open)),
     ):
         yield
 
@@ -228,7 +228,7 @@ class Crew:
         ready = [self._ready(p, new) for p in self.pending]
         if not taken and not any(ready) and not any(p.statics for p in self.pending):
             return new
-        new.seq += 1
+        new.commit()
         for rank, (p, blobs) in enumerate(zip(self.pending, ready, strict=True)):
             new.statics |= p.statics
             if blobs:

@@ -149,7 +149,7 @@ class Failing(Committing):
     def kill_opening(self, draw: random.Random, n: int, *, is_behind: bool) -> None:
         """It dies while it opens the store, or fails in that."""
         assert self.state is not None
-        crew, before, aside = self.new_crew(draw), self.state, dict(self.aside)
+        crew, before = self.new_crew(draw), self.state
         if self.crew is not None:
             self.ghosts.append(self.crew)
             self.crew = None
@@ -165,13 +165,12 @@ class Failing(Committing):
         if is_new:
             error = crew.open(ms.write_open, self.shape.schema, overwrite=True, takeover=True)
         else:
-            self.note_dropped(before, after)
             error = crew.open(ms.write_resume, at=at, takeover=True)
         crew.heal()
         if error is None:
             if is_new:
                 self.crew, self.state = crew, State(epoch=crew.writers[0].epoch)
-                self.old, self.aside = None, {}
+                self.old = None
             else:
                 self.settle(crew, after)
             return
@@ -180,9 +179,7 @@ class Failing(Committing):
         self.say(f"    {type(error).__name__}: {error}")
         self.either(before, after, *([None] if is_new else []))
         if is_new:
-            self.old, self.aside = None, {}
-        elif self.state is before:
-            self.aside = aside
+            self.old = None
 
     def ghost(self, draw: random.Random) -> None:
         """Writers of an older epoch wake up: they are told, and change nothing."""

@@ -50,8 +50,6 @@ class Opening:
         """Crews that were fenced while they were open."""
         self.old: tuple[ms.StoreReader, State] | None = None
         """A reader of an earlier state."""
-        self.aside: dict[str, bytes] = {}
-        """Key -> object of every record that was dropped since the last commit: it must not be lost yet."""
         self.version = 0
         self.i = 0
         self.is_faulty = False
@@ -99,7 +97,7 @@ class Opening:
         self.say(f"    on {crew.size} ranks")
         assert error is None, error
         self.crew, self.state = crew, State(epoch=crew.writers[0].epoch)
-        self.old, self.aside = None, {}
+        self.old = None
 
     def overwrite(self, draw: random.Random) -> None:
         """Replace the store by a new one."""
@@ -129,7 +127,10 @@ class Opening:
         """Return the state after a resume."""
         assert self.state is not None
         new = self.state.copy()
-        new.drop([r for r, (t, _) in new.records.items() if at is not None and t > at])
+        dropped = [r for r, (t, _) in new.records.items() if at is not None and t > at]
+        for key in (key for r in dropped for name in self.shape.dims for key in self.shape.row_keys(name, r)):
+            new.aside.setdefault(key, self.store._objects[key])
+        new.set_aside(dropped)
         new.epoch = epoch
         return new
 
@@ -145,13 +146,11 @@ class Opening:
         if draw.random() < 0.5:
             expect["schema"] = self.shape.schema
         fenced, self.crew = self.crew, None
-        aside = dict(self.aside)
-        self.note_dropped(before, new)
         error = crew.open(ms.write_resume, at=at, takeover=True, **expect)
         if expect.get("expect_last_t", new.last_t) != new.last_t:
             assert isinstance(error, ms.ResumeError), error
             # Nothing was claimed, so whoever was open goes on.
-            self.crew, self.aside = fenced, aside
+            self.crew = fenced
             crew.abandon()
             return
         assert error is None, error
@@ -170,24 +169,24 @@ class Opening:
             assert w.resumed is not None
             assert w.resumed.n_dropped == len(before.records) - len(new.records)
             assert w.resumed.last_t == new.last_t
+        self.check_objects()
+
+    def check_objects(self) -> None:
+        """Behind a recovery everything of the hierarchy is committed, and what was dropped lies aside."""
+        assert self.state is not None
         self.check_dropped()
+        new = self.state
         found = {k for k in list(self.store._objects) if not k.startswith(".mpistream/")}
         assert found == self.shape.keys(new.records, new.statics), found ^ self.shape.keys(new.records, new.statics)
 
-    def note_dropped(self, before: State, after: State) -> None:
-        """Note the objects of records that a resume drops, as they were."""
-        for record in before.records.keys() - after.records.keys():
-            for name in self.shape.dims:
-                for key in self.shape.row_keys(name, record):
-                    self.aside.setdefault(key, self.store._objects[key])
-
     def check_dropped(self) -> None:
         """What was dropped lies aside until the first commit."""
+        assert self.state is not None
         found: dict[str, list[bytes]] = {}
         for key, data in dict(self.store._objects).items():
             if key.startswith(".mpistream/dropped/"):
                 found.setdefault(key.split("/", 3)[3], []).append(data)
-        for key, data in self.aside.items():
+        for key, data in self.state.aside.items():
             assert data in found.get(key, []), f"{key} of a dropped record is lost"
 
     def second(self, draw: random.Random) -> None:

@@ -14,8 +14,8 @@ import time
 import traceback
 
 from tests.model.crew import in_one_process
-from tests.model.failing import Failing
 from tests.model.opening import N_OPERATIONS
+from tests.model.repairing import Repairing
 from tests.model.state import assert_plain
 
 __all__ = ["Failed", "Sequence", "run_sequence", "run_sequences"]
@@ -38,6 +38,7 @@ WEIGHTS = {
     "mismatch": 2,
     "fault": 10,
     "kill": 8,
+    "repair": 5,
     "ghost": 4,
     "second": 2,
     "overwrite": 1,
@@ -48,7 +49,7 @@ class Failed(AssertionError):  # noqa: N818 (no error of ours: a test's verdict)
     """A sequence found a difference; the message says how to run it again."""
 
 
-class Sequence(Failing):
+class Sequence(Repairing):
     """One sequence."""
 
     def run(self) -> None:
@@ -67,7 +68,8 @@ class Sequence(Failing):
     def step(self, draw: random.Random) -> None:
         """One operation, and all comparisons."""
         if self.crew is None:
-            name = "open" if self.state is None else draw.choice(["resume", "resume", "resume", "overwrite", "kill"])
+            others = ["resume", "resume", "resume", "repair", "overwrite", "kill"]
+            name = "open" if self.state is None else draw.choice(others)
             if name == "overwrite" and draw.random() < 0.9:
                 name = "resume"
         else:

@@ -43,11 +43,27 @@ class State:
     packs: list[tuple[int, int, int, dict[tuple[Scope, str], bytes]]] = field(default_factory=list)
     """(epoch, commit_seq, writer, blobs) of every commit's blobs."""
     floors: dict[int, int] = field(default_factory=dict)
+    """Record -> commit_seq behind which an older state may not read it."""
+    blob_floors: dict[int, int] = field(default_factory=dict)
+    """Record -> commit_seq behind which its blobs count."""
+    dropped: dict[int, tuple[tuple[float, int], int]] = field(default_factory=dict)
+    """Record -> what it was, and the floor of its blobs, of all that resumes dropped since the last commit."""
+    aside: dict[str, bytes] = field(default_factory=dict)
+    """Key -> object of every such record, as it was: it must not be lost yet."""
 
     def copy(self) -> State:
         """Return a state of its own."""
-        parts = (dict(self.records), dict(self.statics), list(self.packs), dict(self.floors))
-        return State(self.epoch, self.seq, *parts)
+        return State(
+            self.epoch,
+            self.seq,
+            dict(self.records),
+            dict(self.statics),
+            list(self.packs),
+            dict(self.floors),
+            dict(self.blob_floors),
+            dict(self.dropped),
+            dict(self.aside),
+        )
 
     @property
     def last_t(self) -> float | None:
@@ -67,7 +83,7 @@ class State:
                 if isinstance(scope, str):
                     is_there = newest[key] == epoch
                 else:
-                    is_there = scope in self.records and seq > self.floors.get(scope, 0)
+                    is_there = scope in self.records and seq > self.blob_floors.get(scope, 0)
                 if is_there:
                     found[writer, scope, key] = payload
         return found
@@ -77,7 +93,24 @@ class State:
         self.seq += 1
         for r in records:
             del self.records[r]
-            self.floors[r] = self.seq
+            self.floors[r] = self.blob_floors[r] = self.seq
+
+    def set_aside(self, records: Iterable[int]) -> None:
+        """Give records up so that they may come back."""
+        given_up = {r: (self.records[r], self.blob_floors.get(r, 0)) for r in records}
+        self.drop(given_up)
+        self.dropped |= given_up
+
+    def commit(self) -> None:
+        """Count a commit: what is aside is then given up for good."""
+        self.seq += 1
+        self.dropped, self.aside = {}, {}
+
+    def restore(self) -> None:
+        """Commit again what is aside, with its blobs."""
+        for r, (record, blob_floor) in self.dropped.items():
+            self.records[r], self.floors[r], self.blob_floors[r] = record, self.seq + 1, blob_floor
+        self.commit()
 
     def times_digest(self) -> str:
         """Return the digest of all times, as FORMAT.md describes it."""

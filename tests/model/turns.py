@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import random
 import threading
-import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Killed", "OpenWriters", "Turns"]
+__all__ = ["Killed", "Turns", "writers_here"]
 
 # Seconds that one operation may take on all ranks.
 _DEADLINE = 60.0
@@ -178,6 +177,9 @@ class _Transport:
         self.turns._idle.discard(0)
         return [queue.popleft() for queue in gathered]
 
+    def has_ranks_of(self, other: Any) -> bool:
+        return self.turns is other.turns
+
     def is_usable(self) -> bool:
         return not self._is_free
 
@@ -186,19 +188,12 @@ class _Transport:
         self._is_free = True
 
 
-class OpenWriters:
-    """In the place of `mpistream.parallel._open_writers`: each rank sees its own writers, as each process does."""
+def writers_here(every: Callable[[], list[Any]]) -> Callable[[], list[Any]]:
+    """Return `mpistream.parallel._all_open` as each rank sees it: its own writers, as each process does."""
 
-    def __init__(self) -> None:
-        self._writers: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def add(self, writer: Any) -> None:
-        self._writers.add(writer)
-
-    def discard(self, writer: Any) -> None:
-        self._writers.discard(writer)
-
-    def __iter__(self) -> Iterator[Any]:
-        ends: Sequence[Any] = [(w, w._channel._transport) for w in self._writers]
+    def find() -> list[Any]:
+        ends = [(w, w._channel._transport) for w in every()]
         here = getattr(_here, "turns", None)
-        return iter([w for w, end in ends if end.turns is here and end.rank == _here.rank])
+        return [w for w, end in ends if end.turns is here and end.rank == _here.rank]
+
+    return find

@@ -94,13 +94,19 @@ class Writing(Opening):
             n = self.shape.n_total if self.shape.n_total is not None else w.n_records
             scopes: list[Any] = ["static", *range(n)]
             scope, key = draw.choice(["static", *scopes[-4:]]), draw.choice("ab")
-            is_taken = (scope, key) in p.blobs or (scope == "static" and key in self.crew.static_keys[rank])
+            is_taken = (scope, key) in p.blobs or (
+                key in self.crew.static_keys[rank] if scope == "static" else (rank, scope, key) in self.state.blobs()
+            )
             payload = draw.randbytes(draw.choice([0, 1, 40]))
             self.say(f"    rank {rank}: {key} of {scope}{' again' if is_taken else ''}")
             try:
                 w.write_blob(key, payload, scope)
             except ms.SchemaError:
                 assert is_taken
+            except ms.StoreError:
+                # Whether it is committed already could not be read.
+                assert self.is_faulty
+                assert scope in self.state.records
             else:
                 assert not is_taken
                 p.blobs[scope, key] = payload

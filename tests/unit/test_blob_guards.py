@@ -91,6 +91,26 @@ def test_a_blob_of_a_committed_record_is_written_once() -> None:
     assert blobs(store) == {(0, 3, "rng"): b"5"}
 
 
+def test_a_blob_is_not_taken_while_those_of_its_record_cannot_be_read(monkeypatch) -> None:
+    """The call fails as the store does, nothing of it is kept, and the next one takes the blob."""
+    store: Any = MemoryStore()
+
+    def fail(key: str) -> None:
+        raise ms.StoreError(f"open {key}: Input/output error", kind="io")
+
+    with ms.write_open(store, make_schema(), options=OPTIONS) as w:
+        write(w, [0])
+        w.commit()
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "open", fail)
+            with pytest.raises(ms.StoreError, match="blobs/1-1-0: Input/output error"):
+                w.write_blob("late", b"1", 0)
+        w.commit()
+        assert blobs(store) == {(0, 0, "rng"): b"0"}
+        w.write_blob("late", b"2", 0)
+    assert blobs(store) == {(0, 0, "rng"): b"0", (0, 0, "late"): b"2"}
+
+
 @pytest.mark.parametrize("n_kept", [0, 1, 3, 5])
 def test_a_pack_that_was_deleted_is_noticed(n_kept: int) -> None:
     """Whichever it was, also after a resume that dropped records: reading blobs names the folder and both counts."""
