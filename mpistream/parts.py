@@ -19,6 +19,7 @@ from mpistream.comm import SerialTransport, waiting
 from mpistream.creating import CreateRequest
 from mpistream.epoch import EpochState, Share, prove_epoch
 from mpistream.errors import CommitError, ProtocolError, SchemaError
+from mpistream.grid import held_boxes
 from mpistream.layout import decompose, resolve_layout
 from mpistream.manifest import Manifest, nonce_key, stage_folder
 from mpistream.mover import Mover
@@ -30,7 +31,7 @@ from mpistream.region import Region
 from mpistream.resuming import read_manifest
 from mpistream.schema import StreamSchema
 from mpistream.store import Store, open_store
-from mpistream.tiling import Box
+from mpistream.tiling import Box, box_n_cells
 from mpistream.token import CommitReceipt, CommitToken
 
 __all__ = ["PartWriter", "write_open_part"]
@@ -234,7 +235,7 @@ def _own_share(schema: StreamSchema, writer: int, region: Region) -> Share:
     for array in schema.arrays.values():
         if not array.is_sharded:
             continue
-        lacks = set(schema.partitioned_dims) - set(array.space_dims)
+        lacks = set(schema.partitioned_dims) - set(array.base_dims)
         if lacks == set(schema.partitioned_dims) and array.is_resolved:
             # The owner writes it, whatever the regions are.
             boxes[array.name] = (tuple((0, n) for n in array.shape),) if writer == 0 else ()
@@ -246,9 +247,9 @@ def _own_share(schema: StreamSchema, writer: int, region: Region) -> Share:
                 "region out",
                 kind="region",
             )
-        own = region.project([d for d in array.space_dims if d in schema.partitioned_dims])
-        boxes[array.name] = own.boxes
-        for box in own.boxes:
+        held = held_boxes(array.grid, schema.partitioned_dims, region)
+        boxes[array.name] = tuple(box for box in held if box_n_cells(box))
+        for box in boxes[array.name]:
             array.grid.check_aligned(box, writer)
     return Share(writer=writer, region=region, boxes=boxes)
 

@@ -677,6 +677,36 @@ def test_the_owner_writes_what_is_not_partitioned(url: Path) -> None:
     np.testing.assert_array_equal(reader.read_record("height", 2), height(2))
 
 
+def test_parts_with_regions_write_staggered_and_whole_dims(url: Path) -> None:
+    """The part at the upper end has the extra point; a dim that is not partitioned is whole in every part."""
+    schema = ms.StreamSchema(
+        dims={"time": None, "lev": 3, "x": 20, "x_u": ms.Staggered("x")},
+        time=ms.AppendTime(units="s since 2000-01-01"),
+        variables={"u": ms.Variable(("time", "x_u"), "int32"), "v": ms.Variable(("time", "x"), "int32")},
+        statics={"soil": ms.Variable(("lev", "x"), "int32")},
+        shard_shape={"time": 1, "lev": 3, "x": 5},
+        chunk_shape={"time": 1, "lev": 1, "x": 5},
+    )
+    u, v, soil = np.arange(21), np.arange(20) + 100, np.arange(60).reshape(3, 20)
+    tokens = []
+    parts = [
+        ms.write_open_part(url, schema, writer=i, n_writers=2, region={"x": r})
+        for i, r in ((0, (0, 10)), (1, (10, 20)))
+    ]
+    for i, part in enumerate(parts):
+        lo, hi = 10 * i, 10 * (i + 1)
+        part.write_static("soil", soil[:, lo:hi].astype("int32"))
+        part.write_record(0.0, {"u": u[lo : hi + i].astype("int32"), "v": v[lo:hi].astype("int32")})
+        tokens.append(part.flush())
+    ms.commit_tokens(url, tokens)
+    for part in parts:
+        part.close()
+    reader = ms.open_reader(url)
+    assert reader.read_record("u", 0).tolist() == u.tolist()
+    assert reader.read_record("v", 0).tolist() == v.tolist()
+    assert reader.read_static("soil").tolist() == soil.tolist()
+
+
 # Calls of the wrong part
 
 
