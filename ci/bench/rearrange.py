@@ -4,7 +4,7 @@ Each rank holds 64 MiB of a field. *aligned*: its box is what it writes, so noth
 a box beside the shards, as far off as a shift can be: half of the field moves. *pencils*: the ranks hold columns, the
 shards are rows, so all but one part of each box moves, in pieces that are not contiguous. *gather*: as *shift*, but the
 usual way: everything is gathered on rank 0, which writes it. *hdf5*: as *shift*, with parallel HDF5 (collective
-writes, no filter) where an h5py that was built with MPI can be found; see --hdf5-python.
+writes, no filter) through Debian's python3-h5py-mpi, which root on a Debian gets installed if it is missing.
 
 Each turn is a process group of its own, in turns, in one run; medians. Cost is (x - aligned) / aligned. The last line
 is JSON. Fails if the cost of *shift* is above --target.
@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,9 @@ from numpy.typing import NDArray
 
 NY, NX = 4096, 4096  # cells a rank: 64 MiB of float32
 N_WARM, N_RECORDS = 2, 6
+
+DEBIAN_PYTHON = "/usr/bin/python3"
+DEBIAN_MPIEXEC = "mpiexec.openmpi --allow-run-as-root --oversubscribe"
 
 
 def field_of(y: NDArray[Any], x: NDArray[Any]) -> NDArray[np.float32]:
@@ -164,16 +168,39 @@ CASES: dict[str, Callable[[Path], float]] = {
 
 def turn(case: str, n_ranks: int, arguments: argparse.Namespace) -> float | None:
     python, mpiexec = sys.executable, os.environ.get("MPIEXEC", "mpiexec")
+    environment = dict(os.environ)
     if case == "hdf5":
-        python, mpiexec = arguments.hdf5_python, arguments.hdf5_mpiexec or mpiexec
+        python, mpiexec = DEBIAN_PYTHON, DEBIAN_MPIEXEC
+        environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     with tempfile.TemporaryDirectory(prefix="mpistream-rearrange-", dir=arguments.folder) as folder:
         command = [*shlex.split(mpiexec), "-n", str(n_ranks), python, __file__, "--case", case, "--folder", folder]
-        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, timeout=300)
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, timeout=300, env=environment)
     return float(done.stdout.split()[-1]) if done.returncode == 0 else None
 
 
+def why_no_hdf5() -> str | None:
+    """Return why there is no parallel HDF5 here, None if there is; install it if that can be done."""
+    probe = [*shlex.split(DEBIAN_MPIEXEC), "-n", "2", DEBIAN_PYTHON, "-c"]
+    probe += ["import mpi4py.MPI, h5py; assert h5py.get_config().mpi"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+    def works() -> bool:
+        try:
+            return subprocess.run(probe, check=False, capture_output=True, timeout=60, env=environment).returncode == 0
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+
+    if works():
+        return None
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return "python3-h5py-mpi is not installed, and only root on a Debian can do that here"
+    command = ["apt-get", "install", "-y", "--no-install-recommends", "python3-h5py-mpi", "openmpi-bin"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+    return None if works() else f"python3-h5py-mpi can't be installed: {done.stderr.strip()[-200:]}"
+
+
 def measure(n_ranks: int, arguments: argparse.Namespace) -> dict[str, float]:
-    names = [name for name in CASES if name != "hdf5" or arguments.hdf5_python]
+    names = [name for name in CASES if name != "hdf5" or arguments.has_hdf5]
     found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(arguments.rounds):
         for name in names:
@@ -189,8 +216,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--target", type=float, default=0.25)
-    parser.add_argument("--hdf5-python", help="an interpreter with mpi4py and an h5py that was built with MPI")
-    parser.add_argument("--hdf5-mpiexec", help="the mpiexec of its MPI")
     parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
@@ -200,6 +225,8 @@ def main() -> int:
         if MPI.COMM_WORLD.rank == 0:
             print(seconds)
         return 0
+    reason = why_no_hdf5()
+    arguments.has_hdf5 = reason is None
     document: dict[str, Any] = {"benchmark": "rearrange", "target": arguments.target}
     is_met = True
     for n_ranks in arguments.ranks:
@@ -210,7 +237,7 @@ def main() -> int:
             speed = n_ranks * NY * NX * 4 / seconds / 1e6
             print(f"  {name:8} {1e3 * seconds:8.1f} ms {speed:7.0f} MB/s  cost {100 * cost:6.1f} %")
         if "hdf5" not in medians:
-            print("  hdf5     not measured: no h5py with MPI; name one with --hdf5-python")
+            print(f"  hdf5     not measured: {reason or 'it failed'}")
         document[str(n_ranks)] = {name: round(s, 5) for name, s in medians.items()}
         is_met &= medians["shift"] / medians["aligned"] - 1 <= arguments.target
     print(json.dumps(document))
