@@ -104,6 +104,11 @@ def check_blocks(name: str, value: Any, shapes: Sequence[tuple[int, ...]], dtype
         As `check_block`, and kind ``shape`` for another number of blocks.
     """
     if len(shapes) == 1:
+        # A rank of one box, or of none, may pass a list, too, as it would with several.
+        if isinstance(value, list | tuple) and not value and 0 in shapes[0]:
+            value = np.empty(shapes[0], dtype)
+        elif isinstance(value, list | tuple) and len(value) == 1 and np.ndim(value[0]) == len(shapes[0]):
+            value = value[0]
         return [check_block(name, value, shapes[0], dtype)]
     if isinstance(value, bool | int | float | complex | np.datetime64 | np.timedelta64):
         return [check_block(name, value, shape, dtype) for shape in shapes]

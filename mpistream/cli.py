@@ -20,6 +20,7 @@ from mpistream.decomposition import settle
 from mpistream.errors import FormatError, MPIStreamError, SchemaError
 from mpistream.info import describe, short_chain
 from mpistream.manifest import parse_json
+from mpistream.opening import no_claims
 from mpistream.options import Options
 from mpistream.plan import plan_of
 from mpistream.ranges import ranges_of
@@ -238,7 +239,12 @@ def _schema_of(text: str) -> StreamSchema:
         with open_reader(text) as reader:
             return reader.schema
     try:
-        found = runpy.run_path(where)[name] if where.endswith(".py") else getattr(importlib.import_module(where), name)
+        # What is looked for is a schema; a script without a guard would start its run.
+        with no_claims(f"{text} is read for its schema alone; put the schema into a module that writes nothing"):
+            is_file = where.endswith(".py")
+            found = runpy.run_path(where)[name] if is_file else getattr(importlib.import_module(where), name)
+    except MPIStreamError:
+        raise
     except (AttributeError, ImportError, KeyError, OSError) as error:
         raise SchemaError(f"{text}: {type(error).__name__}: {error}; give FILE.py:NAME", kind="schema") from error
     if not isinstance(found, StreamSchema):

@@ -19,7 +19,7 @@ from typing import Any
 
 from mpistream.agreement import Channel
 from mpistream.commit import Decision, next_manifest
-from mpistream.errors import CommitError, MPIStreamError, ProtocolError, error_from_json, error_to_json
+from mpistream.errors import CommitError, MPIStreamError, ProtocolError, as_ours, error_from_json, error_to_json
 from mpistream.manifest import Manifest
 from mpistream.owner import Owner, Prepared, commit_error
 from mpistream.ranges import Ranges, members
@@ -27,7 +27,7 @@ from mpistream.rank_writer import RankWriter
 from mpistream.store import Store
 from mpistream.token import CommitReceipt, CommitToken
 
-__all__ = ["OpenStream", "as_ours", "commit_streams", "on_every_rank"]
+__all__ = ["OpenStream", "commit_streams", "on_every_rank"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -41,14 +41,6 @@ class OpenStream:
     manifest: Manifest
     """The last committed state."""
     receipt: CommitReceipt
-
-
-def as_ours(error: BaseException, rank: int) -> MPIStreamError:
-    """Return an error of ours that says what ``error`` says.
-
-    Not collective.
-    """
-    return error if isinstance(error, MPIStreamError) else error_from_json(error_to_json(error, rank=rank))
 
 
 def on_every_rank(error: BaseException, rank: int) -> MPIStreamError:

@@ -112,11 +112,14 @@ def _is_better_direct(
     n_active = sum(not r.is_empty for r in epoch.regions)
     if writers == "all":
         return True
+    if regions is None and n_active < n_ranks:
+        # A grid of few shards is no decomposition for a model of many ranks.
+        return False
     if writers != "auto":
         return n_active <= n_writers
-    if schema.is_resolved:
-        # The objects are what they are. A grid of few shards is no decomposition for a model of many ranks, though.
-        return regions is not None or n_active == n_ranks
+    if _has_shards(schema):
+        # The objects are what they are.
+        return True
     return n_active <= n_writers or object_nbytes(resolved) >= SMALL_OBJECT_NBYTES
 
 
@@ -126,9 +129,15 @@ def _n_writers(schema: StreamSchema, nodes: Sequence[str], writers: str | int) -
         return min(writers, len(nodes))
     if writers == "node":
         return n_nodes
-    if writers == "all" or schema.is_resolved:
+    if writers == "all" or _has_shards(schema):
         return len(nodes)
     return min(max(n_writers_for(schema), n_nodes), len(nodes))
+
+
+def _has_shards(schema: StreamSchema) -> bool:
+    """Whether the schema says how large objects are; in time it is one record where it says nothing."""
+    sharded = [a for a in schema.arrays.values() if a.is_sharded]
+    return all(None not in (a.shard_shape[1:] if a.has_time else a.shard_shape) for a in sharded)
 
 
 def _balanced(schema: StreamSchema, n_ranks: int) -> list[Region]:

@@ -202,3 +202,11 @@ def error_from_json(document: dict[str, Any]) -> MPIStreamError:
     if isinstance(error, CommitError) and document["cause_text"] is not None:
         error.cause_text = document["cause_text"]
     return error
+
+
+def as_ours(error: BaseException, rank: int) -> MPIStreamError:
+    """Return an error of ours that says what ``error`` says.
+
+    Not collective.
+    """
+    return error if isinstance(error, MPIStreamError) else error_from_json(error_to_json(error, rank=rank))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mpistream.agreement import Channel
 from mpistream.epoch import EpochState, Route
-from mpistream.errors import TilingError
+from mpistream.errors import MPIStreamError, as_ours
 from mpistream.grid import ShardGrid
 from mpistream.indices import (
     Indices,
@@ -87,7 +87,7 @@ def owners_answer(
 
 def agree_on_owners(
     channel: Channel, indices: Indices, plan: Mapping[str, Any], answer: Any
-) -> tuple[dict[str, tuple[Route, ...]], TilingError | None]:
+) -> tuple[dict[str, tuple[Route, ...]], MPIStreamError | None]:
     """Return this rank's routes by array, and what is wrong with the boxes that it will write.
 
     Collective.
@@ -108,11 +108,15 @@ def agree_on_owners(
         for g in plan["grids"]
     ]
     boxes: list[list[Box]] = [[tuple((a, b) for a, b in box) for box in g["boxes"]] for g in plan["grids"]]
-    crossings = [_crossings(channel.rank, grid, indices, b) for grid, b in zip(grids, boxes, strict=True)]
+    crossings: list[dict[int, _Crossing]] = []
+    failure: MPIStreamError | None = None
+    try:
+        crossings = [_crossings(channel.rank, grid, indices, b) for grid, b in zip(grids, boxes, strict=True)]
+    except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
+        failure = as_ours(error, channel.rank)
     votes = [[[box, list(selected_shape(target))] for box, (_, target) in found.items()] for found in crossings]
-    agreed = channel.exchange("indices", payload=votes, answer=answer)
+    agreed = channel.exchange("indices", payload=votes, failure=failure, answer=answer)
     routes: list[list[Route]] = []
-    failure: TilingError | None = None
     for k, grid in enumerate(grids):
         owners, incoming = agreed["owners"][k], agreed["incoming"][k]
         places = _swap_places(channel, crossings[k], owners, incoming)
@@ -137,7 +141,7 @@ def agree_on_owners(
         for box, owner in enumerate(owners):
             if owner == channel.rank and failure is None:
                 here = [(r.source, r.target_at) for r in found if r.target == owner and r.part == _part(owners, box)]
-                failure = _proof(grid, boxes[k][box], indices, here)
+                failure = _proof(channel.rank, grid, boxes[k][box], indices, here)
     return {name: tuple(routes[k]) for name, k in plan["of"].items()}, failure
 
 
@@ -180,10 +184,10 @@ def _swap_places(
 
 
 def _proof(
-    grid: ShardGrid, box: Box, indices: Indices, pieces: Sequence[tuple[int, Sequence[Selection]]]
-) -> TilingError | None:
+    rank: int, grid: ShardGrid, box: Box, indices: Indices, pieces: Sequence[tuple[int, Sequence[Selection]]]
+) -> MPIStreamError | None:
     try:
         prove_coverage(grid, box, indices, pieces)
-    except TilingError as error:
-        return error
+    except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
+        return as_ours(error, rank)
     return None

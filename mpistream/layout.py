@@ -261,7 +261,9 @@ def suggest_layout(
     for what, n in (("n_ranks", 1 if n_ranks is None else n_ranks), ("n_records", n_records)):
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
             raise SchemaError(f"{what} {n!r}: give an integer above 0", kind="layout")
-    time = next(name for name in ("time", "time_", "time__") if name not in sizes)
+    if "time" in sizes:
+        raise SchemaError(f"sizes {dict(sizes)} name 'time': give the lengths of the other dims", kind="layout")
+    time = "time"
 
     def of(row_length: int) -> StreamSchema:
         return StreamSchema(

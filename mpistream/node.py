@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpistream.errors import SchemaError
+from mpistream.indices import Indices
 from mpistream.manifest import Manifest
 from mpistream.names import dtype_name
 from mpistream.region import Region, box_of_mapping
@@ -99,6 +100,8 @@ def box_of_region(node: Node, region: Any) -> Box:
     labels = [d if d is not None and dims.count(d) == 1 else f"axis {i}" for i, d in enumerate(dims)]
     names = [d for d in labels if d in dims]
     what = f"array {node.path!r} with dims {dims} and shape {node.shape}"
+    if isinstance(region, Indices):
+        raise SchemaError("a region to read is a box, not indices; read a box and take the cells", kind="region")
     if region is None:
         given: Mapping[str, Any] = {}
     elif isinstance(region, Mapping):

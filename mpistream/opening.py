@@ -15,16 +15,17 @@ stage folder, or loses that folder to the one that overtook it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mpistream.decomposition import settle, settle_indexed
 from mpistream.epoch import EpochState
-from mpistream.errors import FencedError, FormatError, SchemaError
+from mpistream.errors import FencedError, FormatError, ProtocolError, SchemaError
 from mpistream.lease import Lease, LeaseKeeper, wait_until_free
 from mpistream.manifest import (
     DROPPED_FOLDER,
@@ -49,7 +50,7 @@ from mpistream.schema import StreamSchema
 from mpistream.staging import Stager, highest_epoch
 from mpistream.store import Store
 
-__all__ = ["Claim", "checked_regions", "claim", "log_plan", "put_layout", "put_manifest", "settled"]
+__all__ = ["Claim", "checked_regions", "claim", "log_plan", "no_claims", "put_layout", "put_manifest", "settled"]
 
 _log = logging.getLogger("mpistream")
 
@@ -64,6 +65,23 @@ class Claim:
     keeper: LeaseKeeper
 
 
+# Why this process must not write at present; see `no_claims`.
+_why_no_claims: list[str] = []
+
+
+@contextlib.contextmanager
+def no_claims(why: str) -> Iterator[None]:
+    """Refuse to open anything for writing in the body.
+
+    Not collective.
+    """
+    _why_no_claims.append(why)
+    try:
+        yield
+    finally:
+        _why_no_claims.pop()
+
+
 def claim(store: Store, options: Options, *, takeover: bool) -> Claim:
     """Claim the next epoch and fence all older writers.
 
@@ -75,7 +93,11 @@ def claim(store: Store, options: Options, *, takeover: bool) -> Claim:
         Kind ``lease`` when another writer is alive.
     FencedError
         When another process claimed a later epoch at the same time.
+    ProtocolError
+        Kind ``planning`` inside `no_claims`.
     """
+    if _why_no_claims:
+        raise ProtocolError(f"{store.url}: nothing is opened for writing here: {_why_no_claims[-1]}", kind="planning")
     wait_until_free(store, takeover=takeover)
     run_id = os.urandom(16).hex()
     store.make_folder(EPOCHS_FOLDER)

@@ -22,8 +22,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpistream.agreement import Channel
 from mpistream.arrays import Role
-from mpistream.committing import OpenStream, as_ours, commit_streams, on_every_rank
-from mpistream.errors import CommitError, MPIStreamError, ProtocolError, SchemaError, StoreError
+from mpistream.committing import OpenStream, commit_streams, on_every_rank
+from mpistream.errors import (
+    CommitError,
+    MPIStreamError,
+    ProtocolError,
+    SchemaError,
+    StoreError,
+    error_from_json,
+    error_to_json,
+)
 from mpistream.indices import Indices
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.mover import Load, Mover
@@ -307,7 +315,7 @@ class StreamWriter:
         try:
             found = make()
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
-            failure = as_ours(error, self._channel.rank)
+            failure = _of_rank(error, self._channel)
         self._exchange(call, digest="" if found is None else digest(found), failure=failure)
         assert found is not None
         return found
@@ -639,6 +647,14 @@ class StreamWriter:
                 f"{self._store.url}: {self.n_committed} records, t = {self.last_t}, commit {receipt.commit_seq} "
                 f"of {receipt.nbytes / 1e6:.1f} MB, {time.perf_counter() - self._began:.1f} s"
             )
+
+
+def _of_rank(error: Exception, channel: Channel) -> MPIStreamError:
+    """Return what is wrong on this rank as every rank is to read it."""
+    document = error_to_json(error, rank=channel.rank)
+    if channel.size > 1:
+        document["message"] = f"rank {channel.rank}: {document['message']}"
+    return error_from_json(document)
 
 
 def _not_published(error: MPIStreamError, receipt: CommitReceipt) -> MPIStreamError:

@@ -11,7 +11,7 @@ from mpistream.arrays import Role
 from mpistream.decomposition import settle
 from mpistream.epoch import EpochState
 from mpistream.layout import SMALL_OBJECT_NBYTES
-from mpistream.region import Region
+from mpistream.region import Region, RegionLike
 from mpistream.schema import StreamSchema
 from mpistream.tiling import box_n_cells
 
@@ -98,7 +98,7 @@ def _size(nbytes: float) -> str:
 
 def plan(
     schema: StreamSchema,
-    regions: Iterable[Region],
+    regions: Iterable[RegionLike],
     *,
     nodes: Sequence[str] | None = None,
     writers: str | int = "auto",
@@ -113,7 +113,7 @@ def plan(
     schema
         The schema; a layout that is open is chosen for these regions.
     regions
-        What each rank holds, one region per rank, for example from `decompose`.
+        What each rank holds, as in `write_open`, one region per rank, for example from `decompose`.
     nodes
         Name of the node of each rank; by default all run on one.
     writers, rearrange
@@ -124,9 +124,12 @@ def plan(
     AlignmentError, TilingError
         As in `write_open`.
     """
-    regions = list(regions)
-    nodes = nodes or [""] * len(regions)
-    return plan_of(*settle(schema, regions, nodes, writers=writers, rearrange=rearrange), nodes)
+    sizes = schema.partitioned_sizes
+    held = [
+        r if isinstance(r, Region) else Region.from_boxes([r] if isinstance(r, Mapping) else r, sizes) for r in regions
+    ]
+    nodes = nodes or [""] * len(held)
+    return plan_of(*settle(schema, held, nodes, writers=writers, rearrange=rearrange), nodes)
 
 
 def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str]) -> Plan:

@@ -22,6 +22,8 @@ from mpistream.blobs import BlobEntry, read_pack_index, read_payload
 from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
 from mpistream.foreign import ForeignStore
+from mpistream.grid import held_boxes
+from mpistream.indices import Indices
 from mpistream.manifest import (
     BLOBS_FOLDER,
     FOLDER,
@@ -35,7 +37,7 @@ from mpistream.manifest import (
 )
 from mpistream.node import Node, box_of_region, stream_nodes
 from mpistream.ranges import Ranges, covers, difference, inside, members, ranges_of
-from mpistream.region import box_of_mapping
+from mpistream.region import Region, box_of_mapping
 from mpistream.schema import StreamSchema
 from mpistream.store import ReadableStore, open_readable
 from mpistream.tiling import Box
@@ -217,8 +219,11 @@ class StoreReader:
         node = self._node(path)
         if node.kind == "group":
             raise SchemaError(f"{path!r} is a group; hierarchy() lists its arrays", kind="unknown")
-        box = box_of_region(node, region)
         array = self.schema.arrays.get(path)
+        if isinstance(region, Region) and array is not None:
+            box = (*((0, self.n_records),)[: array.has_time], *self._box(array, region))
+        else:
+            box = box_of_region(node, region)
         if array is None:
             return self._own(path, box)
         if not array.has_time:
@@ -408,6 +413,10 @@ class StoreReader:
 
     def _box(self, array: ArraySpec, region: Mapping[str, Any] | None) -> Box:
         region = {} if region is None else region
+        if isinstance(region, Region) and set(region.dims) <= set(self.schema.partitioned_dims):
+            return _held_box(array, region)
+        if isinstance(region, Indices):
+            raise SchemaError("a region to read is a box, not indices; read a box and take the cells", kind="region")
         if not isinstance(region, Mapping):
             raise SchemaError(f"a region is a mapping dim -> (start, stop), not {type(region).__name__}", kind="region")
         # A rank's region names all partitioned dims, also those that this array lacks.
@@ -557,6 +566,14 @@ class StoreReader:
         else:
             # The other ranks must not wait for this one in their next call.
             self._channel.post_leave(exc)
+
+
+def _held_box(array: ArraySpec, region: Region) -> Box:
+    """The box of an array that a rank with this region holds; of a staggered dim what follows from the other one."""
+    boxes = held_boxes(array.grid, region.dims, region)
+    if len(boxes) > 1:
+        raise SchemaError(f"{region!r} has {len(boxes)} boxes; read them one by one, see .boxes", kind="region")
+    return boxes[0]
 
 
 def open_reader(url: str | os.PathLike[str], *, comm: Any = None) -> StoreReader:

@@ -157,11 +157,16 @@ def _sources(grid: ShardGrid, held: Sequence[Sequence[Box]], *, is_shadow: bool)
 
 def _without_overlaps(entries: Sequence[tuple[int, int, Box]]) -> list[tuple[int, int, Box]]:
     """Cut from each box what boxes before it, those of lower ranks, hold already."""
+    every = np.array([box for _, _, box in entries], dtype=np.int64)
     kept: list[tuple[int, int, Box]] = []
-    for rank, patch, box in entries:
+    for k, (rank, patch, box) in enumerate(entries):
+        before, mine = every[:k], every[k]
+        crosses = ((before[:, :, 0] < mine[:, 1]) & (before[:, :, 1] > mine[:, 0])).all(axis=1)
         rest = [box]
-        for _, _, other in tuple(kept):
-            rest = [part for box in rest for part in _minus(box, other)]
+        for other in np.flatnonzero(crosses).tolist():
+            rest = [part for left in rest for part in _minus(left, entries[other][2])]
+            if not rest:
+                break
         kept += [(rank, patch, part) for part in rest]
     return kept
 

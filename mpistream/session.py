@@ -254,11 +254,7 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
             payload={"region": call.region, "node": node_name()},
             answer=None if session is None else session.check,
         )
-        routes: Mapping[str, tuple[Route, ...]] = {}
-        wrong: MPIStreamError | None = None
-        if call.indices is not None:
-            answer = None if session is None else session.assign
-            routes, wrong = agree_on_owners(channel, call.indices, plan, answer)
+        routes, wrong = _routes(channel, call, plan, session)
         claimed = channel.exchange("claim", failure=wrong, answer=None if session is None else session.claim)
         failure = _enter(channel.rank, store, claimed["epoch"], claimed["nonce"])
         entered = channel.exchange("enter", failure=failure, answer=None if session is None else session.begin)
@@ -298,6 +294,22 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
         session.plan if session is not None else None,
         None if resumed is None else Resumed(**resumed),
     )
+
+
+def _routes(
+    channel: Channel, call: _Call, plan: Any, session: _OwnerSession | None
+) -> tuple[Mapping[str, tuple[Route, ...]], MPIStreamError | None]:
+    """Agree on who writes what ranks with indices hold; return this rank's routes, and what is wrong with them."""
+    if call.indices is None:
+        return {}, None
+    try:
+        return agree_on_owners(channel, call.indices, plan, None if session is None else session.assign)
+    except MPIStreamError:
+        raise
+    except Exception as error:
+        # Between agreements: the others must not wait for this rank.
+        channel.post_leave(error)
+        raise
 
 
 def _enter(rank: int, store: Store, epoch: int, nonce: str) -> MPIStreamError | None:

@@ -391,12 +391,13 @@ def test_several_boxes_have_a_block_each() -> None:
     assert [b.tolist() for b in check_blocks("t", 2, [(2,), ()], F4)] == [[2, 2], 2]
 
 
-def test_one_box_has_its_block_and_no_list() -> None:
-    """A nested list is then the block itself."""
+def test_one_box_has_its_block() -> None:
+    """A nested list is then the block itself; only a list of one block is not."""
     assert check_blocks("t", BASE, [(4, 6)], F4)[0] is BASE
+    assert check_blocks("t", [BASE], [(4, 6)], F4)[0] is BASE
     assert check_blocks("t", [[1.0, 2.0]], [(1, 2)], F4)[0].tolist() == [[1, 2]]
-    with pytest.raises(SchemaError, match=r"block of shape \(1, 4, 6\)"):
-        check_blocks("t", [BASE], [(4, 6)], F4)
+    with pytest.raises(SchemaError, match=r"block of shape \(2, 4, 6\)"):
+        check_blocks("t", [BASE, BASE], [(4, 6)], F4)
 
 
 @pytest.mark.parametrize(
@@ -518,3 +519,9 @@ def test_dates_broadcast_into_all_blocks_of_a_rank() -> None:
     found = check_blocks("t", date, [(2,), (1, 3)], np.dtype("datetime64[s]"))
     assert [b.shape for b in found] == [(2,), (1, 3)]
     assert all((b == date).all() for b in found)
+
+
+@pytest.mark.parametrize(("value", "shape"), [([np.zeros((1, 4))], (1, 4)), ([[0.0, 0.0]], (1, 2)), ([], (0, 0))])
+def test_a_rank_of_one_box_or_none_may_pass_a_list_too(value, shape) -> None:
+    """As it would with several; a nested list is still a block."""
+    assert [b.shape for b in check_blocks("t", value, [shape], F4)] == [shape]

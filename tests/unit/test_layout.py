@@ -477,9 +477,10 @@ def test_records_of_one_commit_share_objects(n_records, row) -> None:
     assert found["chunk_shape"]["time"] == 1
 
 
-def test_a_suggestion_for_a_dim_of_the_name_of_time() -> None:
-    """The schema may call its time dim otherwise."""
-    assert suggest_layout({"time": 8})["shard_shape"] == {"time_": 1, "time": 8}
+def test_a_suggestion_is_for_the_dims_without_time() -> None:
+    """The whole dims of a schema are refused by name."""
+    with pytest.raises(SchemaError, match="name 'time': give the lengths of the other dims"):
+        suggest_layout({"time": 8, "y": 4})
 
 
 @pytest.mark.parametrize("changes", [{"n_ranks": 0}, {"n_ranks": 2.0}, {"n_records": 0}, {"n_records": True}], ids=str)

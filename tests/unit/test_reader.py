@@ -390,3 +390,27 @@ class TestFollow:
         with ms.write_open(store, schema_of(), overwrite=True, options=QUICK) as writer:
             append(writer, 4)
         assert list(following) == [0, 1, 2, 3]
+
+
+def test_a_rank_reads_back_what_it_holds(tmp_path) -> None:
+    """Its region implies the points of staggered dims; index lists and several boxes are refused by name."""
+    schema = ms.StreamSchema(
+        dims={"time": None, "x": 8, "x_u": ms.Staggered("x")},
+        time=ms.AppendTime(units="s since 2000-01-01"),
+        variables={"u": ms.Variable(("time", "x_u"), "int32"), "h": ms.Variable(("time", "x"), "int32")},
+    )
+    with ms.write_open(tmp_path / "s", schema) as w:
+        w.write_record(0.0, {"u": np.arange(9, dtype="int32"), "h": np.arange(8, dtype="int32")})
+    reader = ms.open_reader(tmp_path / "s")
+    upper, lower = ms.Region(("x",), [((4, 8),)]), ms.Region(("x",), [((0, 4),)])
+    assert reader.read_record("u", 0, upper).tolist() == [4, 5, 6, 7, 8]
+    assert reader.read_record("u", 0, lower).tolist() == [0, 1, 2, 3]
+    assert reader.read_array("u", upper).tolist() == [[4, 5, 6, 7, 8]]
+    assert reader.read_record("h", 0, upper).tolist() == [4, 5, 6, 7]
+    for region, message in (
+        (ms.Indices({"x": [3, 7]}), "a region to read is a box, not indices"),
+        (ms.Region(("x",), [((0, 2),), ((4, 6),)]), "has 2 boxes; read them one by one"),
+    ):
+        for call in (lambda r=region: reader.read_record("h", 0, r), lambda r=region: reader.read_array("h", r)):
+            with pytest.raises(ms.SchemaError, match=message):
+                call()
