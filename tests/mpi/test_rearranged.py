@@ -230,6 +230,7 @@ def test_a_wrong_block_of_one_rank_is_the_error_of_all(comm: MPI.Intracomm, mpi_
     on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", FULL, [0, 0]))
 
 
+@pytest.mark.mpi(min_size=2)
 def test_what_fails_before_pieces_move_is_an_error_of_all(
     comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
