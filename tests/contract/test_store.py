@@ -570,6 +570,8 @@ class TestLocalFaults:
                 except StoreError as error:
                     ended.append(error)
                 i += 1
+                # A writer that was fenced makes some files a millisecond, not as many as a loop can.
+                time.sleep(0.0005)
 
         thread = threading.Thread(target=create)
         thread.start()

@@ -210,7 +210,7 @@ def test_a_time_broadcasts() -> None:
         with pytest.raises(SchemaError, match="does not fit datetime64"):
             check_block("t", value, (2, 3), np.dtype("M8[s]"))
     with pytest.raises(SchemaError, match="can lose values"):
-        check_block("t", np.timedelta64(5), (2, 3), np.dtype("m8[s]"))
+        check_block("t", np.timedelta64(5, "M"), (2, 3), np.dtype("m8[s]"))
 
 
 # ---- arrays of other libraries -----------------------------------------------------------------------

@@ -125,7 +125,7 @@ def refused(t: Any, units: str = "days since 2000-01-01", calendar: str = GREGOR
 
 def test_nat_is_no_time() -> None:
     """Neither alone nor in an array nor as text."""
-    nat = np.datetime64("NaT")
+    nat = np.datetime64("NaT", "s")
     assert "NaT is no time of a record" in refused(nat)
     for call in (lambda: date_text(nat), lambda: encode_times(np.array([nat], "M8[s]"), "days since 2000-01-01", "x")):
         with pytest.raises(SchemaError, match="NaT is no time of a record"):
