@@ -85,6 +85,7 @@ class StreamWriter:
         self._store = store
         self._writer = writer
         self._mover = mover
+        self._sharded = [a.name for a in manifest.schema.arrays.values() if a.role is Role.VARIABLE]
         self._owner = owner
         self._stream = OpenStream(
             store=store, writer=writer, owner=owner, manifest=manifest, receipt=CommitReceipt.of(manifest)
@@ -297,7 +298,7 @@ class StreamWriter:
 
     def _take(self, call: str, check: Callable[[], CheckedRecord]) -> None:
         """Check a record, move what others write of it, and take it."""
-        names = [a.name for a in self.schema.arrays.values() if a.role is Role.VARIABLE]
+        names = self._sharded
 
         def loaded() -> tuple[CheckedRecord, Load]:
             checked = check()

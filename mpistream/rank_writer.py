@@ -113,6 +113,7 @@ class RankWriter:
         self._packed_blobs: set[tuple[Scope, str]] = set()
         self._placed_blobs: set[tuple[Scope, str]] = set()
         self._pack_in_place: str | None = None
+        self._streaming = {a.name: a for a in self.schema.arrays.values() if a.has_time}
         # The boxes of the blocks that this rank passes, without time.
         self._held: dict[str, list[Box]] = {}
         for array in self.schema.arrays.values():
@@ -238,12 +239,11 @@ class RankWriter:
         SchemaError
             Missing or unknown variable, wrong shape or dtype.
         """
-        streaming = [a for a in self.schema.arrays.values() if a.has_time]
         for name in arrays:
-            if not any(a.name == name for a in streaming):
-                raise self._unknown(name, tuple(a.name for a in streaming))
+            if name not in self._streaming:
+                raise self._unknown(name, tuple(self._streaming))
         blocks = {}
-        for a in streaming:
+        for a in self._streaming.values():
             is_needed = a.name in self._series or (a.name in self._rows and self._share.holds(a.name))
             if a.name in arrays:
                 found = check_blocks(a.name, arrays[a.name], self.block_shapes(a.name), a.dtype)
