@@ -313,6 +313,16 @@ def test_times_in_another_unit_are_the_same_or_none() -> None:
     assert cast_times(seconds.view(Overflowing), np.dtype("M8[ns]")) is None
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_duration_without_a_unit_has_no_other_unit() -> None:
+    """Five of what nobody said are not five seconds; numpy deprecates them, but lets them be made."""
+    generic = np.array([5, -(2**63)], "m8")
+    assert cast_times(generic, np.dtype("m8[s]")) is None
+    nat = cast_times(generic[1:], np.dtype("m8[s]"))
+    assert nat is not None
+    assert np.isnat(nat).all()
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
