@@ -14,7 +14,7 @@ def main() -> None:
     Not collective.
     """
     try:
-        from mpistream.cli import app  # noqa: PLC0415 (it loads typer and rich)
+        from mpistream.cli.verbs import app  # noqa: PLC0415 (it loads typer and rich)
     except ModuleNotFoundError as error:
         package = str(error.name).split(".")[0]
         if package == "mpistream":

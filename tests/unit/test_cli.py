@@ -23,7 +23,7 @@ pytest.importorskip("rich", reason="needs rich, from the extra cli")
 
 from typer.testing import CliRunner, Result
 
-from mpistream.cli import app
+from mpistream.cli.verbs import app
 
 ROOT = Path(__file__).parents[2]
 LONG_NAME = "sea_water_potential_temperature_at_sea_floor_expressed_as_heat_content_" + "x" * 100
@@ -400,6 +400,6 @@ main()
 def test_an_error_of_our_own_import_is_not_taken_for_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     from mpistream.__main__ import main
 
-    monkeypatch.setitem(sys.modules, "mpistream.cli", None)
+    monkeypatch.setitem(sys.modules, "mpistream.cli.verbs", None)
     with pytest.raises(ModuleNotFoundError, match=r"mpistream\.cli"):
         main()

@@ -20,7 +20,7 @@ pytest.importorskip("rich", reason="needs rich, from the extra cli")
 
 from typer.testing import CliRunner, Result
 
-from mpistream.cli import app
+from mpistream.cli.verbs import app
 
 ROOT = Path(__file__).parents[2]
 JOB_ARRAY = ROOT / "examples" / "job_array"

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import mpistream as ms
-from mpistream.cli import app
+from mpistream.cli.verbs import app
 
 SCHEMA = """
 import mpistream as ms

@@ -14,7 +14,7 @@ pytest.importorskip("rich", reason="needs rich, from the extra cli")
 
 from typer.testing import CliRunner, Result
 
-from mpistream.cli import app
+from mpistream.cli.verbs import app
 
 
 def run(*args: str | Path) -> Result:

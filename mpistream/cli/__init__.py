@@ -1,0 +1,1 @@
+"""The command line; only `mpistream.__main__` imports it: it loads typer and rich."""

@@ -1,0 +1,113 @@
+"""What all verbs share: the app, how they end, and how text comes to the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mpistream._version import __version__
+from mpistream.errors import MPIStreamError
+from mpistream.token import CommitReceipt
+
+__all__ = [
+    "Column",
+    "app",
+    "console_of",
+    "failed",
+    "line",
+    "say",
+    "shape_text",
+    "show_warnings",
+    "size_text",
+    "table_of",
+]
+
+# Without a terminal nothing limits a line: whoever reads a log or a pipe must not get half a table.
+_NO_LIMIT = 100_000
+
+app = typer.Typer(
+    name="mpistream",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"mpistream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Look into stores that mpistream wrote, commit what independent parts wrote, and repair."""
+
+
+# Heading, whether numbers stand in it, text of a row.
+Column = tuple[str, bool, Callable[[Mapping[str, Any]], str]]
+
+
+def show_warnings(receipt: CommitReceipt) -> None:
+    for warning in receipt.warnings:
+        typer.echo(f"warning: {line(warning)}", err=True)
+
+
+def failed(error: MPIStreamError) -> typer.Exit:
+    """Say what is wrong in one line, and return how to end."""
+    typer.echo(f"error: {line(error)}", err=True)
+    return typer.Exit(1)
+
+
+def say(text: str) -> None:
+    # Flushed here, where typer handles a pipe that is closed; not typer.echo, which has its own mind about encodings.
+    print(text, flush=True)
+
+
+def console_of() -> Console:
+    is_terminal = sys.stdout.isatty()
+    return Console(
+        width=None if is_terminal else _NO_LIMIT,
+        color_system="auto" if is_terminal else None,
+        # Names and titles are the user's: brackets and colons in them mean nothing.
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def line(value: object) -> str:
+    """Return a value's text as one line without control characters."""
+    return "".join(c if c.isprintable() else " " for c in " ".join(str(value).split()))
+
+
+def table_of(title: str, columns: Sequence[Column], arrays: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading, is_number, _ in columns:
+        table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
+    for array in arrays:
+        table.add_row(*(text(array) for _, _, text in columns))
+    return table
+
+
+def shape_text(shape: Sequence[int] | None) -> str:
+    return " x ".join(map(str, shape)) if shape else "-"
+
+
+def size_text(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:  # noqa: PLR2004
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.4g} TiB"

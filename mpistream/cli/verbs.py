@@ -1,0 +1,8 @@
+"""Every verb, a module each, named as it is; importing one adds it to the app."""
+
+from __future__ import annotations
+
+from mpistream.cli import commit, info, plan, repair
+from mpistream.cli.terminal import app
+
+__all__ = ["app", "commit", "info", "plan", "repair"]
