@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 
 from mpistream.errors import ProtocolError
 
-__all__ = ["MPITransport", "SerialTransport", "Transport", "connect", "is_one_of_many", "waiting"]
+__all__ = [
+    "MPITransport",
+    "SerialTransport",
+    "Transport",
+    "connect",
+    "for_mpi_library",
+    "is_one_of_many",
+    "waiting",
+    "world_if_many",
+]
 
 _TAG_DATA = 1024  # and those behind it: of the pieces of records; the tags of agreements are below
 
@@ -303,6 +312,31 @@ def connect(comm: Any, timeout: float) -> Transport:
             kind="no_comm",
         )
     return SerialTransport()
+
+
+def for_mpi_library(transport: Transport) -> Any:
+    """Return the mpi4py communicator for a library that speaks MPI itself, None where this process is alone.
+
+    Not collective.
+
+    Notes
+    -----
+    What such a library does with it (parallel HDF5 opens and closes files in collective calls) has no deadline. So
+    the ranks agree first, through messages that have one, and only then call it.
+    """
+    return transport._comm if isinstance(transport, MPITransport) and transport.size > 1 else None
+
+
+def world_if_many() -> Any:
+    """Return ``MPI.COMM_WORLD`` in one of several MPI processes, else None; only then is MPI initialised.
+
+    Not collective.
+    """
+    if not is_one_of_many(os.environ):
+        return None
+    from mpi4py import MPI  # noqa: PLC0415 (only where there are other ranks)
+
+    return MPI.COMM_WORLD
 
 
 def is_one_of_many(environment: Mapping[str, str]) -> bool:

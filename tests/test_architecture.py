@@ -19,20 +19,21 @@ LAYERS = """
     strings  names  times  block  rounding  tiling  ranges  options  local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard  zarr3.splice
     description  region  grid  indices  rearrange  arrays  cf  schema
-    layout  manifest  blobs  node
+    layout  manifest  blobs  node  netcdf  selection
     zarr3.metadata  zarr3.snapshot  zarr3.document
-    array_reader  foreign
+    array_reader  foreign  netcdf_file
     token  epoch  decomposition  plan  commit
     lease  staging  rows  recovery  hierarchy
     rank_writer  record  mover
     owner
     reader
     committing  indexing  opening  creating  resuming  repairing  carrying
-    parallel  several  session  parts
+    parallel  several  session  parts  export  hdf5
     __init__
-    info
+    info  compare
+    testing  watching  plotting
     cli  cli.terminal
-    cli.commit  cli.info  cli.plan  cli.repair
+    cli.commit  cli.diff  cli.export  cli.info  cli.ls  cli.plan  cli.plot  cli.repair  cli.watch
     cli.verbs
     __main__
 """
@@ -54,6 +55,7 @@ PURE = {
     "layout",
     "manifest",
     "names",
+    "netcdf",
     "node",
     "plan",
     "ranges",
@@ -61,6 +63,7 @@ PURE = {
     "region",
     "rounding",
     "schema",
+    "selection",
     "strings",
     "tiling",
     "times",
