@@ -95,8 +95,10 @@ def test_attributes_that_are_text(value: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize(
     ("value", "dtype"),
-    [(5, "int32"), (2**40, "int64"), (2**63, "uint64"), ([1, 2.5], "float64"), ([True, False], "int8"), (True, "int8")]
-    + [(10**30, "float64")],
+    [
+        *((5, "int32"), (2**40, "int64"), (2**63, "uint64"), (10**30, "float64"), ([1, 2.5], "float64")),
+        *(([True, False], "int8"), (True, "int8")),
+    ],
 )
 def test_attributes_that_are_numbers(value: Any, dtype: str) -> None:
     found = attribute_value(value)
