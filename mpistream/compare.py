@@ -338,7 +338,8 @@ class _Comparer:
         record, index, text_a, text_b = values.first
         if record is None and self._is_over_time(self._a, node):
             (record,), index = index, ()
-        dims = (node.dims or ())[-len(index) :] if index else ()
+        # Without names the axes have none; of a record the time dim has no index.
+        dims = (node.dims or (None,) * len(index))[-len(index) :] if index else ()
         at = [] if record is None else [f"record {record}"]
         at += [" ".join(f"{d or 'axis'}[{i}]" for d, i in zip(dims, index, strict=True))] if index else []
         n_cells = "1 cell differs" if values.n_cells == 1 else f"{values.n_cells} cells differ"
