@@ -50,7 +50,9 @@ def ls(
         return
     console = console_of()
     with console.capture() as captured:
-        console.print(table_of(_title(facts), _COLUMNS, facts["nodes"]))
+        # Not as the title of the table, which would be folded to its width.
+        console.print(_title(facts), soft_wrap=True)
+        console.print(table_of("", _COLUMNS, facts["nodes"]))
     say("\n".join(text.rstrip() for text in captured.get().splitlines()))
 
 

@@ -105,7 +105,8 @@ def _print(sight: Sight, *, as_json: bool) -> None:
 
 def _text(sight: Sight) -> str:
     total = "" if sight.n_total is None else f" of {sight.n_total} ({sight.n_records / sight.n_total:.0%})"
-    parts = [f"{sight.state}: {sight.n_records}{total} records"]
+    word = "record" if sight.n_records == 1 and not total else "records"
+    parts = [f"{sight.state}: {sight.n_records}{total} {word}"]
     if sight.last_t is not None:
         date = "" if sight.last_date is None else f" ({sight.last_date})"
         parts.append(f"t {sight.last_t!r} {line(sight.time_units)}{date}")
