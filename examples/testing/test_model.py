@@ -1,6 +1,6 @@
 """Tests of a model's output, to be copied: the same on any number of ranks, and after a resume.
 
-    mpiexec -n 3 python -m mpi4py -m pytest --with-mpi examples/testing
+mpiexec -n 3 python -m mpi4py -m pytest --with-mpi examples/testing
 """
 
 from __future__ import annotations
