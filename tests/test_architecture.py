@@ -15,7 +15,7 @@ PACKAGE = ROOT / "mpistream"
 
 # The layers, lowest first. A module may import those of the rows above its own, and those to its left.
 LAYERS = """
-    _version  errors  zarr3  refresher
+    _version  errors  zarr3  refresher  progress
     strings  names  times  block  rounding  tiling  ranges  options  local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard  zarr3.splice
     description  region  grid  indices  rearrange  arrays  cf  schema
