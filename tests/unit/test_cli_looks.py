@@ -50,31 +50,20 @@ def test_every_verb_has_an_example(verb: str) -> None:
     assert f"Example: mpistream {verb} " in text
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_complete_it(shell: str) -> None:
-    """What the shell would source, and what it would be answered."""
+def test_the_shell_completes_it() -> None:
+    """What bash would source, and what it would be answered."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    command = [
-        sys.executable,
-        "-c",
-        "from mpistream.__main__ import main; import sys; sys.argv[0] = 'mpistream'; main()",
-    ]
-    shown = subprocess.run(
-        [*command, "--show-completion", shell], env=env, capture_output=True, text=True, timeout=60, check=True
-    ).stdout
-    assert "_MPISTREAM_COMPLETE" in shown
-    words = {"bash": {"COMP_WORDS": "mpistream wa", "COMP_CWORD": "1"}}.get(
-        shell, {"_TYPER_COMPLETE_ARGS": "mpistream wa", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    )
-    answer = subprocess.run(
-        command,
-        env={**env, **words, "_MPISTREAM_COMPLETE": f"complete_{shell}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    ).stdout
-    assert "watch" in answer
+    code = "from mpistream.__main__ import main; import sys; sys.argv[0] = 'mpistream'; main()"
+    answers = []
+    for args, more in (
+        (["--show-completion", "bash"], {}),
+        ([], {"_MPISTREAM_COMPLETE": "complete_bash", "COMP_WORDS": "mpistream wa", "COMP_CWORD": "1"}),
+    ):
+        command = [sys.executable, "-c", code, *args]
+        done = subprocess.run(command, env={**env, **more}, capture_output=True, text=True, timeout=60, check=False)
+        answers.append(done.stdout)
+    assert "_MPISTREAM_COMPLETE=complete_bash" in answers[0]
+    assert answers[1].split() == ["watch"]
 
 
 def test_diff(store: Path, tmp_path: Path) -> None:
