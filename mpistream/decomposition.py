@@ -8,13 +8,13 @@ that would make many small objects, a few ranks write what many hold (`mpistream
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mpistream.epoch import EpochState, indexed_epoch, prove_epoch, prove_rearranged
 from mpistream.errors import AlignmentError, TilingError
 from mpistream.grid import split_units
 from mpistream.layout import SMALL_OBJECT_NBYTES, decompose, n_writers_for, object_nbytes, resolve_layout
-from mpistream.region import Region
+from mpistream.region import AnyRegion, Region
 from mpistream.schema import StreamSchema
 
 __all__ = ["settle", "settle_indexed"]
@@ -22,7 +22,7 @@ __all__ = ["settle", "settle_indexed"]
 
 def settle(
     schema: StreamSchema,
-    regions: Sequence[Region] | None,
+    regions: Sequence[AnyRegion] | None,
     nodes: Sequence[str],
     *,
     writers: str | int,
@@ -58,12 +58,18 @@ def settle(
     if direct is not None and _is_better_direct(schema, direct, regions, n_writers, writers):
         return direct
     resolved = resolve_layout(schema, n_writers)
-    held = regions if regions is not None else _balanced(resolved, n_ranks)
+    held: Sequence[AnyRegion] = regions if regions is not None else _balanced(resolved, n_ranks)
     return resolved, prove_rearranged(resolved, held, n_writers)
 
 
 def settle_indexed(
-    schema: StreamSchema, dims: Sequence[str], nodes: Sequence[str], *, writers: str | int
+    schema: StreamSchema,
+    regions: Sequence[AnyRegion],
+    indexed_dims: Mapping[str, Sequence[str]],
+    groups: Mapping[str, int],
+    nodes: Sequence[str],
+    *,
+    writers: str | int,
 ) -> tuple[StreamSchema, EpochState]:
     """Return the schema with its layout, and the epoch of ranks that hold `Indices`, to be proven.
 
@@ -73,21 +79,28 @@ def settle_indexed(
     ----------
     schema, nodes, writers
         As in `settle`.
-    dims
-        The dims that the indices name.
+    regions, indexed_dims, groups
+        As in `mpistream.epoch.indexed_epoch`.
+
+    Raises
+    ------
+    TilingError
+        As `settle`, for the arrays without indices.
     """
     n_writers = _n_writers(schema, nodes, writers)
     resolved = resolve_layout(schema, n_writers)
-    return resolved, indexed_epoch(resolved, len(nodes), dims, n_writers)
+    return resolved, indexed_epoch(resolved, regions, indexed_dims, groups, n_writers)
 
 
-def _aligned(schema: StreamSchema, regions: Sequence[Region] | None, n_ranks: int) -> tuple[StreamSchema, EpochState]:
+def _aligned(
+    schema: StreamSchema, regions: Sequence[AnyRegion] | None, n_ranks: int
+) -> tuple[StreamSchema, EpochState]:
     resolved = resolve_layout(schema, n_ranks, regions)
     return resolved, prove_epoch(resolved, regions if regions is not None else decompose(resolved, n_ranks))
 
 
 def _aligned_or_none(
-    schema: StreamSchema, regions: Sequence[Region] | None, n_ranks: int
+    schema: StreamSchema, regions: Sequence[AnyRegion] | None, n_ranks: int
 ) -> tuple[StreamSchema, EpochState] | None:
     try:
         return _aligned(schema, regions, n_ranks)
@@ -103,7 +116,7 @@ def _aligned_or_none(
 def _is_better_direct(
     schema: StreamSchema,
     direct: tuple[StreamSchema, EpochState],
-    regions: Sequence[Region] | None,
+    regions: Sequence[AnyRegion] | None,
     n_writers: int,
     writers: str | int,
 ) -> bool:

@@ -28,6 +28,7 @@ __all__ = [
     "axes_of",
     "axis_lengths",
     "crossing",
+    "indices_of",
     "numbers_of",
     "prove_coverage",
     "selected_shape",
@@ -92,12 +93,32 @@ class Indices(Mapping[str, NDArray[np.int64]]):
         return f"Indices({', '.join(f'{dim}: {len(a)} cells' for dim, a in self._indices.items())})"
 
 
+def indices_of(indices: Indices | Mapping[str, Indices] | None, name: str) -> Indices | None:
+    """Return a rank's indices of an array, of those that it has for all arrays or array by array; None: a region.
+
+    Not collective.
+    """
+    return indices if indices is None or isinstance(indices, Indices) else indices.get(name)
+
+
 def axes_of(grid: ShardGrid, indices: Mapping[str, NDArray[np.int64]]) -> list[Axis]:
     """Return which global cells the axes of a rank's block of an array have.
 
     Not collective.
+
+    Of a staggered dim they are those of the dim over which it is; the extra points come last, where the last cell is.
     """
-    return [indices.get(dim, (0, n)) for dim, n in zip(grid.dims, grid.shape, strict=True)]
+    return [
+        _axis_of(indices.get(d), n, extra) for d, n, extra in zip(grid.bases, grid.shape, grid.n_extra, strict=True)
+    ]
+
+
+def _axis_of(numbers: NDArray[np.int64] | None, n: int, n_extra: int) -> Axis:
+    if numbers is None:
+        return 0, n
+    if n_extra and (numbers == n - n_extra - 1).any():
+        return np.concatenate((numbers, np.arange(n - n_extra, n)))
+    return numbers
 
 
 def axis_lengths(axes: Sequence[Axis]) -> tuple[int, ...]:
@@ -178,7 +199,7 @@ def prove_coverage(
     TilingError
         Kind ``overlap`` or ``hole``, naming the cell and the ranks.
     """
-    dims = [k for k, dim in enumerate(grid.dims) if dim in indexed]
+    dims = [k for k, dim in enumerate(grid.bases) if dim in indexed]
     counts = np.zeros([box[k][1] - box[k][0] for k in dims], dtype=np.int32)
     for _, at in pieces:
         np.add.at(counts, _grid_of([at[k] for k in dims]), 1)

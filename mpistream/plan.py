@@ -10,8 +10,10 @@ from typing import Any
 from mpistream.arrays import Role
 from mpistream.decomposition import settle
 from mpistream.epoch import EpochState
+from mpistream.errors import SchemaError
+from mpistream.holding import checked_holdings, plain_region
 from mpistream.layout import SMALL_OBJECT_NBYTES
-from mpistream.region import Region, RegionLike
+from mpistream.region import RegionLike
 from mpistream.schema import StreamSchema
 from mpistream.tiling import box_n_cells
 
@@ -121,15 +123,18 @@ def plan(
 
     Raises
     ------
-    AlignmentError, TilingError
-        As in `write_open`.
+    SchemaError, AlignmentError, TilingError
+        As in `write_open`; for `Indices`, too.
     """
-    sizes = schema.partitioned_sizes
-    held = [
-        r if isinstance(r, Region) else Region.from_boxes([r] if isinstance(r, Mapping) else r, sizes) for r in regions
-    ]
-    nodes = nodes or [""] * len(held)
-    return plan_of(*settle(schema, held, nodes, writers=writers, rearrange=rearrange), nodes)
+    given = [plain_region(region) for region in regions]
+    held = checked_holdings(given, schema)
+    if held.indexed_dims:
+        raise SchemaError(
+            "plan takes boxes; what Indices cost is known when the ranks have compared them: see plan() of a writer",
+            kind="region",
+        )
+    nodes = nodes or [""] * len(given)
+    return plan_of(*settle(schema, held.regions, nodes, writers=writers, rearrange=rearrange), nodes)
 
 
 def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str]) -> Plan:
@@ -159,14 +164,13 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str]) -> Pl
         if schema.key_separator == "/":
             folders += (1 + sum(math.prod(a.grid.grid_shape[:i]) for i in range(1, len(a.dims) - 1))) / a.row_length
         slab = a.resolved_chunk_shape[0] if a.resolved_chunk_shape[0] > 1 else 0
-        exchange = epoch.exchanges.get(a.name)
-        if exchange is not None:
-            n_moved += a.dtype.itemsize * exchange.n_moved_cells
+        is_rearranged = epoch.is_rearranged(a.name)
+        n_moved += a.dtype.itemsize * epoch.n_moved_cells(a.name)
         for i, boxes in enumerate(epoch.boxes[a.name]):
             nbytes = a.dtype.itemsize * sum(map(box_n_cells, boxes))
             record[i] += nbytes
             # Of a rearranged array the record itself is received, too.
-            memory[i] += nbytes * (a.row_length + slab + (exchange is not None))
+            memory[i] += nbytes * (a.row_length + slab + is_rearranged)
             is_writer[i] |= nbytes > 0
     on_node: dict[str, int] = {}
     for node, nbytes in zip(nodes, memory, strict=True):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from mpistream.comm import connect
 from mpistream.creating import CreateRequest
 from mpistream.epoch import EpochState, Route, Share
 from mpistream.errors import MPIStreamError, SchemaError, StoreError, error_from_json, error_to_json
+from mpistream.holding import given_indices, plain_region
 from mpistream.indexing import agree_on_owners, described, owners_answer
 from mpistream.indices import Indices
 from mpistream.lease import node_name
@@ -27,7 +28,7 @@ from mpistream.owner import Owner
 from mpistream.parallel import StreamWriter
 from mpistream.plan import Plan, plan_of
 from mpistream.rank_writer import RankWriter
-from mpistream.region import Region, RegionLike, as_bound
+from mpistream.region import RegionLike
 from mpistream.resuming import Resumed, ResumeRequest
 from mpistream.schema import StreamSchema
 from mpistream.staging import fenced, pool_of
@@ -61,8 +62,9 @@ def write_open(
         An mpi4py communicator or a Fortran handle (int); without it this process is the only writer.
     region
         What this rank holds, dim -> (start, stop); a dim left out is whole. A list of such mappings is a region of
-        several boxes. The ranks' regions tile the grid in any way; on every rank or on none, where the grid is split
-        into balanced boxes.
+        several boxes, and `Indices` one of cells in any order. A mapping variable -> region gives each variable one of
+        its own; it names every variable, static and coordinate with partitioned dims that is written by region. The
+        ranks' regions tile the grid in any way; on every rank or on none, where the grid is split into balanced boxes.
     overwrite
         Replace a store or a Zarr group that is there.
     takeover
@@ -151,39 +153,6 @@ def write_resume(
     return _open("write_resume", url, request, comm=comm, region=region, takeover=takeover, options=options)
 
 
-def _plain_region(region: RegionLike | None) -> Any:
-    """Return a region as JSON types, box by box; whether it fits is for the owner to say, who knows the dims."""
-    if region is None:
-        return None
-    if isinstance(region, Indices):
-        return {"indices": {dim: int(array.max(initial=-1)) for dim, array in region.items()}}
-    if isinstance(region, Region):
-        return [{dim: list(bounds) for dim, bounds in zip(region.dims, box, strict=True)} for box in region.boxes]
-    boxes = region if isinstance(region, Sequence) and not isinstance(region, str) else [region]
-    return [_plain_box(box) for box in boxes]
-
-
-def _plain_box(box: Any) -> dict[str, list[int | None]]:
-    if not isinstance(box, Mapping):
-        raise SchemaError(f"region {box!r}: give a mapping dim -> (start, stop), or a list of them", kind="region")
-    plain = {}
-    for dim, bounds in box.items():
-        try:
-            if isinstance(bounds, slice):
-                if bounds.step not in (None, 1):
-                    raise ValueError(bounds.step)
-                bounds = bounds.start, bounds.stop
-                plain[str(dim)] = [None if n is None else as_bound(n) for n in bounds]
-            else:
-                start, stop = bounds
-                plain[str(dim)] = [as_bound(start), as_bound(stop)]
-        except (TypeError, ValueError) as error:
-            raise SchemaError(
-                f"region {box!r}: bounds {bounds!r} of dim {dim!r}; give (start, stop), two integers", kind="region"
-            ) from error
-    return plain
-
-
 def _open(
     operation: str,
     url: str | os.PathLike[str],
@@ -204,8 +173,8 @@ def _open(
             url=str(url),
             store=open_store(url),
             request=make_request(),
-            region=_plain_region(region),
-            indices=region if isinstance(region, Indices) else None,
+            region=plain_region(region),
+            indices=given_indices(region),
             takeover=takeover,
             options=chosen,
         )
@@ -234,7 +203,7 @@ class _Call:
     request: CreateRequest | ResumeRequest
     region: Any
     """As JSON types."""
-    indices: Indices | None
+    indices: Indices | Mapping[str, Indices] | None
     takeover: bool
     options: Options
 
@@ -300,7 +269,7 @@ def _routes(
     channel: Channel, call: _Call, plan: Any, session: _OwnerSession | None
 ) -> tuple[Mapping[str, tuple[Route, ...]], MPIStreamError | None]:
     """Agree on who writes what ranks with indices hold; return this rank's routes, and what is wrong with them."""
-    if call.indices is None:
+    if plan is None:
         return {}, None
     try:
         return agree_on_owners(channel, call.indices, plan, None if session is None else session.assign)

@@ -79,7 +79,8 @@ class Crew:
             if not array.shape:
                 found[name] = whole
                 continue
-            box = [writer.region.get(d, (0, n)) for d, n in zip(array.space_dims, array.shape, strict=True)]
+            region = writer.region.of(name)
+            box = [region.get(d, (0, n)) for d, n in zip(array.space_dims, array.shape, strict=True)]
             found[name] = np.asarray(whole)[tuple(slice(a, b) for a, b in box)]
         return found
 

@@ -72,7 +72,7 @@ def test_more_ranks_than_shards_hold_their_part() -> None:
     """Of one given shard each of three ranks holds a third, though one writes it."""
     schema = stream({"x": 12}, shard_shape={"time": 1, "x": 12}, chunk_shape={"time": 1, "x": 12})
     _, epoch = settle(schema, None, ["n"] * 3, writers="auto", rearrange="auto")
-    assert [r.box for r in epoch.regions] == [((0, 4),), ((4, 8),), ((8, 12),)]
+    assert [r.of("u").box for r in epoch.regions] == [((0, 4),), ((4, 8),), ((8, 12),)]
     assert [bool(boxes) for boxes in epoch.boxes["u"]].count(True) == 1
 
 
@@ -134,7 +134,9 @@ def test_what_does_not_tile_is_refused_in_any_case(edges, kind, rearrange) -> No
 def test_indices_are_written_by_as_many_ranks() -> None:
     """The layout is chosen for them as if they were boxes; who writes what is to be agreed on."""
     for writers, n_objects in (("all", 3), (2, 2), ("node", 1), ("auto", 1)):
-        resolved, epoch = settle_indexed(OPEN, ["x"], ["n"] * 3, writers=writers)
+        resolved, epoch = settle_indexed(
+            OPEN, [Region.empty(("x",))] * 3, {"u": ("x",)}, {"u": 0}, ["n"] * 3, writers=writers
+        )
         assert resolved.arrays["u"].grid.n_shards == n_objects
         assert len(epoch.indexed["u"]) == n_objects
         assert epoch.boxes == {}
