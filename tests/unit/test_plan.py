@@ -136,6 +136,19 @@ def test_a_rearranged_plane() -> None:
     assert str(found).endswith(" in memory, 32 B moved between ranks")
 
 
+def test_a_region_for_each_variable() -> None:
+    """Columns of one and rows of the other, both on shard edges; indices are not for a plan."""
+    layout = {"shard_shape": {"time": 1, "y": 2, "x": 2}, "chunk_shape": {"time": 1, "y": 2, "x": 2}}
+    variables = {name: ms.Variable(("time", "y", "x"), "f4") for name in ("t", "u")}
+    schema = stream({"y": 4, "x": 4}, variables, **layout)
+    found = plan(schema, [{"t": {"x": half}, "u": {"y": half}} for half in ((0, 2), (2, 4))])
+    assert (found.n_writers, found.nbytes_moved_per_record) == (2, 0)
+    moved = plan(schema, [{"t": {"x": half}, "u": {"y": half}} for half in ((0, 1), (1, 4))])
+    assert moved.nbytes_moved_per_record > 0
+    with pytest.raises(ms.SchemaError, match=r"Indices cost .* plan.. of a writer"):
+        plan(schema, [ms.Indices({"x": [0]})])
+
+
 def test_one_writer_a_node() -> None:
     """Eight ranks on two nodes, each with an eighth: one of each half gets the three other eighths of it."""
     schema = stream({"x": 64}, {"t": ms.Variable(("time", "x"), "f4")})
