@@ -211,7 +211,10 @@ class Region(Mapping[str, Interval]):
 
     def __getitem__(self, dim: str) -> Interval:
         if dim not in self._dims:
-            raise KeyError(dim)
+            raise KeyError(
+                f"{dim!r}: this region is over {', '.join(self._dims) or 'no dims'}; a staggered dim has the start and "
+                "stop of the dim that it follows, and the extra points are with the last cell"
+            )
         return self.box[self._dims.index(dim)]
 
     def __contains__(self, dim: object) -> bool:

@@ -82,6 +82,8 @@ class ResumeRequest:
         self._at: float | None = None
         self._expect: float | None = None
         self._votes: Sequence[Mapping[str, Any]] = ()
+        # The schema of a store, and what was planned for it and these votes: the second look plans nothing anew.
+        self._planned: tuple[dict[str, Any], EpochState] | None = None
         self.leftovers: list[str] = []
 
     def digest_parts(self) -> list[Any]:
@@ -119,8 +121,11 @@ class ResumeRequest:
                 "start from an older checkpoint, or pass at= to drop records",
                 kind="last_t",
             )
-        self.schema, epoch = settled(manifest.schema, votes, options)
-        return epoch
+        stored = manifest.schema.to_json()
+        if self._planned is None or self._planned[0] != stored:
+            self.schema, epoch = settled(manifest.schema, votes, options)
+            self._planned = stored, epoch
+        return self._planned[1]
 
     def _read(self, store: Store) -> Manifest:
         manifest = read_manifest(store)
@@ -155,13 +160,15 @@ class ResumeRequest:
         stager = Stager(store, stage_folder(claimed.epoch, 0), claimed.epoch, threads=0, max_pending_nbytes=1)
         # Once more, behind the fence: between the check and the claim a writer may have committed, or another store
         # may have come in the place of this one; from here on nobody can.
-        before = self.schema
-        agreed, epoch = epoch, self.check(store, self._votes, options)
-        if agreed is not None and agreed.indexed:
-            # What each rank holds of which box was agreed on for that schema.
-            if self.schema.to_json() != before.to_json():
+        before = self._planned
+        found = self.check(store, self._votes, options)
+        if epoch is None:
+            epoch = found
+        elif self._planned is not before:
+            if epoch.indexed:
+                # What each rank holds of which box was agreed on for that schema.
                 raise ResumeError(f"{store.url} was replaced while it was opened; try again", kind="replaced")
-            epoch = agreed
+            epoch = found
         old = self._read(store)
         n_keep, last_t, dropped_times = self._cut(store, old)
         manifest = recover(
