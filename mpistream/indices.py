@@ -30,6 +30,7 @@ __all__ = [
     "crossing",
     "indices_of",
     "numbers_of",
+    "parts_of",
     "prove_coverage",
     "selected_shape",
 ]
@@ -166,6 +167,31 @@ def numbers_of(selection: Selection) -> NDArray[np.int64]:
     Not collective.
     """
     return np.arange(selection.start, selection.stop) if isinstance(selection, slice) else selection
+
+
+def parts_of(axis: Axis, length: int) -> Iterator[tuple[Interval, Selection, Selection]]:
+    """Yield the cells of an axis shard by shard: a range with all of them, where they lie in it, and in the block.
+
+    Not collective.
+
+    Parameters
+    ----------
+    axis
+        Global cells, in any order.
+    length
+        That of a shard.
+    """
+    if isinstance(axis, tuple):
+        for start in range(axis[0] // length * length, axis[1], length):
+            low, high = max(start, axis[0]), min(start + length, axis[1])
+            yield (low, high), slice(0, high - low), slice(low - axis[0], high - axis[0])
+        return
+    shards = axis // length
+    order = np.argsort(shards, kind="stable")
+    for at in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
+        if at.size:
+            low, high = int(axis[at].min()), int(axis[at].max()) + 1
+            yield (low, high), axis[at] - low, at
 
 
 def selected_shape(at: Sequence[Selection]) -> tuple[int, ...]:

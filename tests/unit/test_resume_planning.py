@@ -10,6 +10,7 @@ import pytest
 
 import mpistream as ms
 from mpistream import resuming, session
+from mpistream.opening import claim
 
 OPTIONS = ms.Options(durability="none", threads=0)
 
@@ -42,7 +43,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the resume has the store, another writer puts a longer one in its place."""
-    real = session.claim
+    real = claim
 
     def late(*args: Any, **how: Any) -> Any:
         monkeypatch.setattr(session, "claim", real)
