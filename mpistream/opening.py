@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ from mpistream.schema import StreamSchema
 from mpistream.staging import Stager, highest_epoch
 from mpistream.store import Store
 
-__all__ = ["Claim", "claim", "log_plan", "no_claims", "put_layout", "put_manifest", "settled"]
+__all__ = ["Claim", "check_alike", "claim", "log_plan", "no_claims", "put_layout", "put_manifest", "settled"]
 
 _log = logging.getLogger("mpistream")
 
@@ -65,6 +65,9 @@ class Claim:
     nonce: str
     keeper: LeaseKeeper
 
+
+# A message names so many ranks.
+_MAX_NAMED = 8
 
 # Why this process must not write at present; see `no_claims`.
 _why_no_claims: list[str] = []
@@ -141,6 +144,40 @@ def _manifest_epoch(store: Store) -> int:
         return 0 if data is None else Manifest.from_bytes(data).epoch
     except FormatError:
         return 0
+
+
+def check_alike(operation: str, votes: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse arguments that are not the same on every rank, by name and rank.
+
+    Raises
+    ------
+    ProtocolError
+        Kind ``mismatch``.
+    """
+    mine = votes[0]["arguments"]
+    differing: dict[str, list[int]] = {}
+    for rank, vote in enumerate(votes):
+        for name, text in vote["arguments"].items():
+            if text != mine[name]:
+                differing.setdefault(name, []).append(rank)
+    if not differing:
+        return
+    said = []
+    for name, ranks in differing.items():
+        more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
+        who = f"rank {', '.join(map(str, ranks[:_MAX_NAMED]))}{more}"
+        theirs = {votes[rank]["arguments"][name] for rank in ranks}
+        is_short = name != "schema" and len(theirs) == 1
+        said.append(
+            f"{name} is {theirs.pop()} on {who}, {mine[name]} on rank 0"
+            if is_short
+            else f"{name} of {who} is not rank 0's"
+        )
+    raise ProtocolError(
+        f"{operation}: {'; '.join(said)}; give every rank the same arguments",
+        kind="mismatch",
+        rank=min(ranks[0] for ranks in differing.values()),
+    )
 
 
 def settled(schema: StreamSchema, votes: Sequence[Any], options: Options) -> tuple[StreamSchema, EpochState]:

@@ -20,6 +20,8 @@ from mpistream.tiling import box_n_cells
 __all__ = ["Plan", "plan", "plan_of"]
 
 _MANY_OBJECTS = 10_000
+# A row of more records is no advice.
+_MANY_ROWS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class Plan:
 
 
 def _is_partitioned(schema: StreamSchema, name: str) -> bool:
-    return not set(schema.partitioned_dims).isdisjoint(schema.arrays[name].dims)
+    return not set(schema.partitioned_dims).isdisjoint(schema.arrays[name].base_dims)
 
 
 def _size(nbytes: float) -> str:
@@ -134,10 +136,11 @@ def plan(
             kind="region",
         )
     nodes = nodes or [""] * len(given)
-    return plan_of(*settle(schema, held.regions, nodes, writers=writers, rearrange=rearrange), nodes)
+    settled = settle(schema, held.regions, nodes, writers=writers, rearrange=rearrange)
+    return plan_of(*settled, nodes, writers=writers)
 
 
-def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str]) -> Plan:
+def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str], *, writers: str | int) -> Plan:
     """Return what a run in an epoch writes and moves.
 
     Not collective.
@@ -150,6 +153,8 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str]) -> Pl
         Who holds and who writes what.
     nodes
         Name of the node of each rank.
+    writers
+        How many ranks should write, as in `Options`.
     """
     n_ranks = len(epoch.regions)
     objects = folders = 0.0
@@ -194,21 +199,35 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str]) -> Pl
         max_object_nbytes=max(shards.values(), default=0),
         writer_memory_nbytes=max(memory),
         node_memory_nbytes=max(on_node.values()),
-        # What is not partitioned is small, and is written by one rank.
-        warnings=_warnings(schema, {n: b for n, b in shards.items() if _is_partitioned(schema, n)}, objects),
+        warnings=_warnings(schema, {n: b for n, b in shards.items() if _is_partitioned(schema, n)}, objects)
+        + _few_ranks(n_ranks, writers),
     )
+
+
+def _few_ranks(n_ranks: int, writers: str | int) -> tuple[str, ...]:
+    """A site may say for all runs how many ranks write; in one of fewer ranks that is no error."""
+    if not isinstance(writers, int) or writers <= n_ranks:
+        return ()
+    return (f"Options(writers={writers}), but there are {n_ranks} ranks: no more than those write",)
 
 
 def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float) -> tuple[str, ...]:
     found = []
-    small = {n: b for n, b in shards.items() if b < SMALL_OBJECT_NBYTES}
+    most = min(_MANY_ROWS, schema.n_total or _MANY_ROWS)
+    rows = {n: schema.arrays[n].row_length * -(-SMALL_OBJECT_NBYTES // max(b, 1)) for n, b in shards.items()}
+    # Where an array lies in one shard, and no row of a fit length would be enough, its objects are small for good.
+    small = {
+        n: b
+        for n, b in shards.items()
+        if b < SMALL_OBJECT_NBYTES and (schema.arrays[n].grid.n_shards > 1 or rows[n] <= most)
+    }
     if small:
         name = min(small, key=lambda n: small[n])
         row = schema.arrays[name].row_length
+        example = f"for example its {schema.time_dim!r} from {row} to {rows[name]}"
         found.append(
             f"objects of variable {name!r} have {_size(small[name])} before compression, under 4 MiB: "
-            f"raise shard_shape, for example its {schema.time_dim!r} from {row} to "
-            f"{row * -(-SMALL_OBJECT_NBYTES // small[name])}"
+            f"raise shard_shape, {example if rows[name] <= most else 'up to the whole array'}"
         )
     if n_objects > _MANY_OBJECTS:
         found.append(

@@ -31,7 +31,7 @@ from mpistream.times import TimeLike, date_text, encode_time, is_date
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import GROUP_KEY, Documents, chunk_key, make_documents
 
-__all__ = ["ResumeRequest", "Resumed", "StoredTimes", "read_manifest"]
+__all__ = ["ResumeRequest", "Resumed", "StoredTimes", "no_stream", "read_manifest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,15 @@ def read_manifest(store: Store) -> Manifest | None:
     return None if data is None else Manifest.from_bytes(data)
 
 
+def no_stream(store: Store, what_for: str) -> ResumeError:
+    """Return the error for a place without a manifest.
+
+    Not collective.
+    """
+    what = "was never created whole" if FOLDER in store.list() else "is not a stream"
+    return ResumeError(f"{store.url} {what}; there is nothing to {what_for}", kind="no_store")
+
+
 class ResumeRequest:
     """A call of ``write_resume``.
 
@@ -86,10 +95,10 @@ class ResumeRequest:
         self._planned: tuple[dict[str, Any], EpochState] | None = None
         self.leftovers: list[str] = []
 
-    def digest_parts(self) -> list[Any]:
-        """Return what must be the same on every rank."""
-        times = [date_text(t) if is_date(t) else t for t in self._times.values()]
-        return [None if self._given is None else self._given.to_json(), *times]
+    def arguments(self) -> dict[str, Any]:
+        """Return what must be the same on every rank, as JSON types by name."""
+        times = {name: date_text(t) if is_date(t) else t for name, t in self._times.items()}
+        return {"schema": None if self._given is None else self._given.to_json(), **times}
 
     def check(self, store: Store, votes: Sequence[Mapping[str, Any]], options: Options) -> EpochState:
         """Check the request against the store; nothing is written.
@@ -130,8 +139,7 @@ class ResumeRequest:
     def _read(self, store: Store) -> Manifest:
         manifest = read_manifest(store)
         if manifest is None:
-            what = "was never created whole" if FOLDER in store.list() else "is not a stream"
-            raise ResumeError(f"{store.url} {what}; there is nothing to resume, use write_open", kind="no_store")
+            raise no_stream(store, "resume, use write_open")
         return manifest
 
     def _cut(self, store: Store, manifest: Manifest) -> tuple[int, float | None, list[float]]:

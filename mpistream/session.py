@@ -22,7 +22,7 @@ from mpistream.indices import Indices
 from mpistream.lease import node_name
 from mpistream.manifest import Manifest, nonce_key, stage_folder
 from mpistream.mover import Mover
-from mpistream.opening import Claim, claim, log_plan
+from mpistream.opening import Claim, check_alike, claim, log_plan
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner
 from mpistream.parallel import StreamWriter
@@ -36,6 +36,9 @@ from mpistream.store import Store, open_store
 from mpistream.times import TimeLike
 
 __all__ = ["write_open", "write_resume"]
+
+# Arguments up to so many characters are shown where they differ.
+_MAX_TEXT = 64
 
 
 def write_open(
@@ -207,10 +210,15 @@ class _Call:
     takeover: bool
     options: Options
 
-    def digest(self) -> str:
-        """Return the digest of what must be the same on every rank."""
-        parts = [self.url, self.request.digest_parts(), self.takeover, self.options.to_json()]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    def arguments(self) -> dict[str, str]:
+        """Return by name what must be the same on every rank: what is short as its text, what is not as a digest."""
+        options = {f"Options.{name}": value for name, value in self.options.to_json().items()}
+        every = {"url": self.url, **self.request.arguments(), "takeover": self.takeover, **options}
+        texts = {name: json.dumps(value, sort_keys=True) for name, value in every.items()}
+        return {
+            name: text if len(text) <= _MAX_TEXT else hashlib.sha256(text.encode()).hexdigest()
+            for name, text in texts.items()
+        }
 
 
 def _open_on(channel: Channel, call: _Call) -> StreamWriter:
@@ -219,8 +227,7 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
     try:
         plan = channel.exchange(
             call.operation,
-            digest=call.digest(),
-            payload={"region": call.region, "node": node_name()},
+            payload={"arguments": call.arguments(), "region": call.region, "node": node_name()},
             answer=None if session is None else session.check,
         )
         routes, wrong = _routes(channel, call, plan, session)
@@ -304,6 +311,7 @@ class _OwnerSession:
     """What rank 0 does between the agreements of an opening."""
 
     def __init__(self, call: _Call) -> None:
+        self._operation = call.operation
         self._store = call.store
         self._request = call.request
         self._options = call.options
@@ -315,6 +323,7 @@ class _OwnerSession:
         self.owner: Owner | None = None
 
     def check(self, votes: list[Any]) -> list[Any]:
+        check_alike(self._operation, votes)
         self._nodes = [vote["node"] for vote in votes]
         self._epoch = self._request.check(self._store, votes, self._options)
         plan = described(self._request.schema, self._epoch) if self._epoch.indexed else None
@@ -352,7 +361,8 @@ class _OwnerSession:
             else {name: getattr(resumed, name) for name in Resumed.__dataclass_fields__},
         }
         assert self.owner.epoch is not None
-        self.plan = plan_of(self.owner.manifest.schema, self.owner.epoch, self._nodes)
+        writers = self._options.writers
+        self.plan = plan_of(self.owner.manifest.schema, self.owner.epoch, self._nodes, writers=writers)
         log_plan(self._store, self.plan)
         return [{**common, "share": share.to_json()} for share in self.owner.epoch.shares()]
 

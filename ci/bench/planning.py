@@ -73,7 +73,7 @@ def planned(schema: ms.StreamSchema, regions: list[ms.Region], writers: str) -> 
     nodes = [str(rank // PER_NODE) for rank in range(len(regions))]
     began = time.perf_counter()
     resolved, epoch = settle(schema, regions, nodes, writers=writers, rearrange="auto")
-    cost = plan_of(resolved, epoch, nodes)
+    cost = plan_of(resolved, epoch, nodes, writers=writers)
     shares = epoch.shares()
     seconds = time.perf_counter() - began
     sizes = [len(json.dumps(share.to_json())) for share in shares[:: max(len(shares) // 100, 1)]]

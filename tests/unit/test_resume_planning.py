@@ -10,7 +10,7 @@ import pytest
 
 import mpistream as ms
 from mpistream import resuming, session
-from mpistream.opening import claim
+from mpistream.opening import claim, settled
 
 OPTIONS = ms.Options(durability="none", threads=0)
 
@@ -30,11 +30,10 @@ def make(url: Path, n: int, **how: Any) -> None:
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of x for which it was planned."""
     found: list[int] = []
-    real = resuming.settled
 
     def counted(schema: ms.StreamSchema, *args: Any) -> Any:
         found.append(schema.partitioned_sizes["x"])
-        return real(schema, *args)
+        return settled(schema, *args)
 
     monkeypatch.setattr(resuming, "settled", counted)
     return found
