@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from mpistream.epoch import EpochState, indexed_epoch, prove_epoch, prove_rearranged
 from mpistream.errors import AlignmentError, TilingError
 from mpistream.grid import split_units
-from mpistream.layout import SMALL_OBJECT_NBYTES, decompose, n_writers_for, object_nbytes, resolve_layout
-from mpistream.region import AnyRegion, Region
+from mpistream.layout import SMALL_OBJECT_NBYTES, n_writers_for, object_nbytes, resolve_layout, shard_regions
+from mpistream.region import AnyRegion, Region, regions_of
 from mpistream.schema import StreamSchema
 
-__all__ = ["settle", "settle_indexed"]
+__all__ = ["decompose", "settle", "settle_indexed"]
 
 
 def settle(
@@ -62,6 +62,32 @@ def settle(
     return resolved, prove_rearranged(resolved, held, n_writers)
 
 
+def decompose(schema: StreamSchema, n_ranks: int, *, nodes: Sequence[str] | None = None) -> list[Region]:
+    """Split the grid into one balanced box per rank, as `write_open` does where it is given no region.
+
+    Not collective.
+
+    Parameters
+    ----------
+    schema
+        The schema.
+    n_ranks
+        Number of ranks.
+    nodes
+        Name of the node of each rank; by default all run on one.
+
+    Returns
+    -------
+    One region per rank, over the partitioned dims: of whole shards where there are enough of them and the objects are
+    not small, of cells otherwise. With more ranks than cells the last are empty.
+    """
+    n_writers = _n_writers(schema, nodes or [""] * n_ranks, "auto")
+    direct = _aligned_or_none(schema, None, n_ranks)
+    if direct is not None and _is_better_direct(schema, direct, None, n_writers, "auto"):
+        return regions_of("", direct[1].regions)
+    return _balanced(schema, n_ranks)
+
+
 def settle_indexed(
     schema: StreamSchema,
     regions: Sequence[AnyRegion],
@@ -96,7 +122,7 @@ def _aligned(
     schema: StreamSchema, regions: Sequence[AnyRegion] | None, n_ranks: int
 ) -> tuple[StreamSchema, EpochState]:
     resolved = resolve_layout(schema, n_ranks, regions)
-    return resolved, prove_epoch(resolved, regions if regions is not None else decompose(resolved, n_ranks))
+    return resolved, prove_epoch(resolved, regions if regions is not None else shard_regions(resolved, n_ranks))
 
 
 def _aligned_or_none(

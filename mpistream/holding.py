@@ -7,7 +7,7 @@ it is JSON types, and of index lists only the highest number is sent: nobody has
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,8 +157,7 @@ def checked_holdings(given: Sequence[Any], schema: StreamSchema, ranks: Sequence
     if "of" not in given[0]:
         dims = _indexed_dims("", given, who, schema)
         if dims is None:
-            sizes = schema.partitioned_sizes
-            return Holdings(regions=tuple(_region("", g, rank, sizes) for rank, g in zip(who, given, strict=True)))
+            return Holdings(regions=tuple(_regions("", given, who, schema.partitioned_sizes, schema)))
         none = Region.empty(schema.partitioned_dims)
         return Holdings(
             regions=(none,) * len(given),
@@ -168,6 +167,17 @@ def checked_holdings(given: Sequence[Any], schema: StreamSchema, ranks: Sequence
     for rank, g in zip(who, given, strict=True):
         _check_names(g["of"], rank, schema)
     return _by_variable(given, who, schema)
+
+
+def _check_staggered(what: str, dims: Iterable[str], rank: int, schema: StreamSchema) -> None:
+    for dim in dims:
+        if dim in schema.staggered:
+            raise SchemaError(
+                f"{what}rank {rank}: region: {dim!r} is staggered over {schema.staggered[dim].dim!r}; name that dim "
+                "alone, the other one follows it",
+                kind="region",
+                rank=rank,
+            )
 
 
 _Kind = tuple[Callable[[Any], bool], str, str]
@@ -233,17 +243,24 @@ def _by_variable(given: Sequence[Any], ranks: Sequence[int], schema: StreamSchem
         sizes = {dim: n for dim, n in cut.items() if dim in used}
         key = of, tuple(sizes)
         if key not in known:
-            known[key] = [_region(what, boxes, rank, sizes) for rank, boxes in zip(ranks, own, strict=True)]
+            known[key] = _regions(what, own, ranks, sizes, schema)
         for regions, region in zip(found, known[key], strict=True):
             regions[array.name] = region
     return Holdings(regions=tuple(map(RegionByVariable, found)), indexed_dims=indexed, groups=groups)
 
 
-def _region(what: str, boxes: Sequence[Mapping[str, Any]], rank: int, sizes: Mapping[str, int]) -> Region:
-    try:
-        return Region.from_boxes([{dim: slice(*b) for dim, b in box.items()} for box in boxes], sizes)
-    except SchemaError as error:
-        raise SchemaError(f"{what}rank {rank}: {error}", kind=error.kind, rank=rank) from error
+def _regions(
+    what: str, given: Sequence[Any], ranks: Sequence[int], sizes: Mapping[str, int], schema: StreamSchema
+) -> list[Region]:
+    found = []
+    for rank, boxes in zip(ranks, given, strict=True):
+        for box in boxes:
+            _check_staggered(what, box, rank, schema)
+        try:
+            found.append(Region.from_boxes([{dim: slice(*b) for dim, b in box.items()} for box in boxes], sizes))
+        except SchemaError as error:
+            raise SchemaError(f"{what}rank {rank}: {error}", kind=error.kind, rank=rank) from error
+    return found
 
 
 def _indexed_dims(
@@ -256,6 +273,7 @@ def _indexed_dims(
     dims = tuple(d for d in schema.partitioned_dims if d in given[0]["indices"])
     for rank, g in zip(ranks, given, strict=True):
         highest = g["indices"]
+        _check_staggered(what, highest, rank, schema)
         if wrong := [dim for dim in (*highest, *dims) if dim not in dims or dim not in highest]:
             raise SchemaError(
                 f"{what}rank {rank}: indices of dim {wrong[0]!r}; every rank gives indices of the same partitioned "

@@ -24,7 +24,7 @@ from mpistream.tiling import Box
 __all__ = [
     "SMALL_OBJECT_NBYTES",
     "assign_writers",
-    "decompose",
+    "shard_regions",
     "n_writers_for",
     "object_nbytes",
     "resolve_layout",
@@ -284,7 +284,7 @@ def suggest_layout(
 
 
 def _fitting_default(schema: StreamSchema, regions: Sequence[AnyRegion]) -> StreamSchema | None:
-    """Return the layout that would be chosen without regions, if these lie on its edges: `decompose` gives such."""
+    """Return the layout that would be chosen without regions, if these lie on its edges: `shard_regions` gives such."""
     n_active = sum(not r.is_empty for r in regions)
     for n_writers in dict.fromkeys((max(n_active, 1), len(regions))):
         chosen = resolve_layout(schema, n_writers)
@@ -332,8 +332,8 @@ def _rounded(length: int, chunk: int | None) -> int:
     return length if chunk is None else -(-length // chunk) * chunk
 
 
-def decompose(schema: StreamSchema, n_writers: int) -> list[Region]:
-    """Split the grid into one balanced, shard-aligned box per rank.
+def shard_regions(schema: StreamSchema, n_writers: int) -> list[Region]:
+    """Split the grid into one balanced box of whole shards per rank.
 
     Not collective.
 

@@ -355,7 +355,8 @@ class StreamWriter:
         name
             The static. It is committed whole, once.
         array
-            This rank's block, as in `write_record`. Without partitioned dims, and so for strings, rank 0's counts; the
+            This rank's block, as in `write_record`; a rank whose region is empty may pass ``{}`` or, where nothing
+            moves between ranks, leave the call out. Without partitioned dims, and so for strings, rank 0's counts; the
             other ranks may pass it or leave the call out.
 
         Raises

@@ -21,7 +21,7 @@ from mpistream.epoch import EpochState, Share, prove_epoch
 from mpistream.errors import CommitError, ProtocolError, SchemaError
 from mpistream.grid import held_boxes
 from mpistream.holding import checked_holdings, plain_region
-from mpistream.layout import decompose, resolve_layout
+from mpistream.layout import resolve_layout, shard_regions
 from mpistream.manifest import Manifest, nonce_key, stage_folder
 from mpistream.mover import Mover
 from mpistream.opening import claim
@@ -182,9 +182,9 @@ def write_open_part(
     n_writers
         Number of parts.
     region
-        What this part owns, boxes on shard edges as in `write_open`; by default its box of ``decompose(schema,
-        n_writers)``. With regions of its own the schema must give all shard shapes, and every variable must have all
-        dims that its region names.
+        What this part owns, boxes on shard edges as in `write_open`; by default a balanced box of whole shards. With
+        regions of its own the schema must give all shard shapes, and every variable must have all dims that its region
+        names.
     options
         As in `write_open`; a part waits ``timeout`` seconds for the owner.
 
@@ -206,7 +206,7 @@ def write_open_part(
         raise SchemaError(f"writer {writer} of {n_writers}: give a number from 0 to {n_writers - 1}", kind="writer")
     schema = resolve_layout(schema, n_writers) if region is None else schema
     if region is None:
-        epoch: EpochState | None = prove_epoch(schema, decompose(schema, n_writers))
+        epoch: EpochState | None = prove_epoch(schema, shard_regions(schema, n_writers))
         assert epoch is not None
         share = epoch.shares()[writer]
     else:

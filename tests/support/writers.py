@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import mpistream as ms
 from mpistream.commit import decide
 from mpistream.epoch import EpochState, prove_epoch
-from mpistream.layout import decompose
+from mpistream.layout import shard_regions
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.rank_writer import RankWriter
 from mpistream.rows import encode_whole
@@ -50,7 +50,7 @@ class Crew:
     ) -> None:
         self.schema = schema
         self.store = store or ScriptedStore()
-        self.epoch: EpochState = prove_epoch(schema, regions or decompose(schema, n_writers))
+        self.epoch: EpochState = prove_epoch(schema, regions or shard_regions(schema, n_writers))
         self.manifest = manifest or Manifest.first(
             store_id="store", run_id="run", epoch=1, schema=schema, layout_digest="d"
         )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import mpistream as ms
-from mpistream.decomposition import settle, settle_indexed
+from mpistream.decomposition import decompose, settle, settle_indexed
 from mpistream.errors import AlignmentError, TilingError
 from mpistream.region import Region
 from mpistream.tiling import box_n_cells
@@ -74,6 +74,19 @@ def test_more_ranks_than_shards_hold_their_part() -> None:
     _, epoch = settle(schema, None, ["n"] * 3, writers="auto", rearrange="auto")
     assert [r.of("u").box for r in epoch.regions] == [((0, 4),), ((4, 8),), ((8, 12),)]
     assert [bool(boxes) for boxes in epoch.boxes["u"]].count(True) == 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "schema",
+    [GIVEN, OPEN, LARGE, stream({"x": 12}, shard_shape={"x": 12}), stream({"y": 500, "x": 4}, shard_shape={"y": 128})],
+)
+def test_decompose_gives_the_regions_that_an_opening_would_choose(schema: ms.StreamSchema, n: int) -> None:
+    """Also where there are fewer shards than ranks, and where the nodes decide."""
+    for nodes in (["n"] * n, [str(rank) for rank in range(n)]):
+        chosen = settle(schema, None, nodes, writers="auto", rearrange="auto")[1].regions
+        assert decompose(schema, n, nodes=nodes) == list(chosen)
+    assert decompose(stream({"x": 12}, shard_shape={"x": 12}), 3) == columns(0, 4, 8, 12)
 
 
 def test_each_node_has_a_writer() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import mpistream as ms
 from mpistream.epoch import Route, Share, indexed_epoch, prove_epoch, prove_rearranged
 from mpistream.errors import AlignmentError, TilingError
-from mpistream.layout import decompose
+from mpistream.layout import shard_regions
 from mpistream.region import Region
 from tests.support.boxes import painted
 from tests.support.streams import SIZES, resolved
@@ -91,7 +91,7 @@ def test_regions_that_do_not_tile_make_no_epoch(regions, error, message) -> None
 @given(st.integers(1, 12))
 def test_every_cell_has_one_writer(n_writers) -> None:
     """I4: shares of an epoch are disjoint, and their cells add up to the array's."""
-    epoch = prove_epoch(SCHEMA, decompose(SCHEMA, n_writers))
+    epoch = prove_epoch(SCHEMA, shard_regions(SCHEMA, n_writers))
     shares = [epoch.shares()[w] for w in range(n_writers)]
     for name in epoch.boxes:
         array = SCHEMA.arrays[name]

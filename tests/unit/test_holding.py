@@ -118,6 +118,9 @@ def test_what_is_no_region_is_refused_before_it_is_sent(region: Any, words: str)
         ([by_variable(runoff=ms.Indices({"cell": [10]}))], "variable 'runoff': rank 0: .* contain 10, .* is 10", 0),
         ([CELLS, ms.Indices({"y": [1]})], "rank 1: indices of dim 'y'; every rank gives indices of the same", 1),
         ([ms.Indices({"level": [1]})], "rank 0: indices of dim 'level'", 0),
+        ([BOX, {"x_u": (0, 3)}], "rank 1: region: 'x_u' is staggered over 'x'; name that dim", 1),
+        ([ms.Indices({"x": [1], "x_u": [1]})], "rank 0: region: 'x_u' is staggered over 'x'", 0),
+        ([by_variable(u={"x_u": (0, 3)})], "variable 'u': rank 0: region: 'x_u' is staggered over 'x'", 0),
         ([{"t": (0, 4)}], "rank 0: region: 't' is no partitioned dim", 0),
     ],
 )
