@@ -345,7 +345,7 @@ class StreamWriter:
         assert found is not None
         return found
 
-    def write_static(self, name: str, array: ArrayLike) -> None:
+    def write_static(self, name: str, array: ArrayLike | Mapping[str, ArrayLike]) -> None:
         """Put this rank's part of a static, or of a coordinate that is written by region.
 
         Logically collective.
