@@ -1,8 +1,8 @@
 """How a run that writes a store is getting on: what is committed, how fast, and whether its writer lives.
 
 `Watch.look` costs the same at record 10 as at record 100,000 but for the size, which is counted file by file and
-therefore not at every look. It looks at the manifest as `StoreReader.follow` does, and judges the lease as the next
-writer would: by pid on the same host, elsewhere by waiting.
+therefore neither at the first look nor at every later one. It looks at the manifest as `StoreReader.follow` does, and
+judges the lease as the next writer would: by pid on the same host, elsewhere by waiting.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Sight:
     eta: float | None
     """Seconds until ``n_total`` at that rate."""
     nbytes: int | None
-    """Of files, as of the last count."""
+    """Of files, as of the last count; the first look counts none."""
     seconds_since_commit: float | None
     """Since a commit was last seen to come."""
 
@@ -95,7 +95,8 @@ class Watch:
         self._sign: tuple[Lease, float] | None = None
         self._is_moving = False
         self._size: int | None = None
-        self._size_due = clock()
+        # Not at the first look: whoever looks once wants an answer at once.
+        self._size_due = clock() + _MIN_SIZE_SECONDS
 
     def look(self) -> Sight:
         """Return how it stands now.

@@ -125,9 +125,7 @@ def test_watch(store: Path, tmp_path: Path) -> None:
     """0 for a run that was closed, 3 for one that died, 4 when no commit came in time; JSON has one object a line."""
     done = run("watch", store, "--total", "12")
     assert done.exit_code == 0
-    assert done.stdout.startswith(
-        "closed: 6 of 12 (50%) records, t 60.0 hours since 2000-02-28 12:00 (2000-03-02T00:00:00), "
-    )
+    assert done.stdout == ("closed: 6 of 12 (50%) records, t 60.0 hours since 2000-02-28 12:00 (2000-03-02T00:00:00)\n")
     url = tmp_path / "s"
     schema = append_schema({"y": 2}, {"v": ms.Variable(("time", "y"), "f4")})
     with ms.write_open(url, schema, options=QUICK) as w:
