@@ -24,7 +24,7 @@ LAYERS = """
     zarr3.metadata  zarr3.snapshot  zarr3.document
     array_reader  foreign
     token  epoch  decomposition  plan  commit
-    fence  lease  stats  pipeline  staging  lent  rows  series  recovery  hierarchy
+    fence  lease  stats  pipeline  staged  staging  lent  rows  series  recovery  hierarchy
     rank_writer  record  mover
     owner
     reader

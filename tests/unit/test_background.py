@@ -75,11 +75,11 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     found, put = Gate(), OpenShard.put
     found.set()
 
-    def gated(self: OpenShard, *arguments: Any) -> None:
+    def gated(self: OpenShard, *arguments: Any, **more: Any) -> None:
         if threading.current_thread().name == "mpistream-stage":
             found.n_held += not found.is_set()
             found.wait(60)
-        put(self, *arguments)
+        put(self, *arguments, **more)
 
     monkeypatch.setattr(OpenShard, "put", gated)
     yield found
@@ -245,6 +245,31 @@ def test_full_disk_in_the_background_costs_nothing() -> None:
     crew.write(3.0, record(3))
     crew.commit()
     check(crew, 0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+@pytest.mark.parametrize("is_full", [False, True])
+def test_block_that_is_written_as_it_lies_is_kept_when_that_fails(threads: int, is_full: bool) -> None:
+    """Without a compressor no copy is made of it before; the next try finds it, though the caller has reused it."""
+    plain = resolve_layout(
+        ms.StreamSchema(
+            dims={"time": None, "x": 64},
+            time=ms.AppendTime(units="s"),
+            variables={"u": ms.Variable(("time", "x"), "i4", shard_shape=(1, 32), chunk_shape=(1, 32), codec="none")},
+        ),
+        1,
+    )
+    crew = Crew(plain, threads=threads)
+    if is_full:
+        crew.store.fail("stage", *[StoreError("no space left", kind="io", errno=errno.ENOSPC)] * 3)
+    block = np.empty(64, "i4")
+    for i in range(5):
+        block[:] = np.arange(64) + 100 * i
+        crew.writers[0].write_record(float(i), {"u": block})
+        block[:] = -1
+    crew.commit()
+    expected = np.arange(64) + 100 * np.arange(5)[:, None]
+    assert read_array(crew.store, crew.schema, "u", 5).tolist() == expected.tolist()
 
 
 def test_rollback_gives_up_what_waits(gate: Gate) -> None:
