@@ -15,7 +15,8 @@ A commit has eight steps, and their order is what keeps the promises:
 8. *Publish.* The owner brings the Zarr documents in step with the manifest.
 
 This room is step 5, and the same decision for a resume: `recover`. Where several streams are committed together, each
-step is done for all of them before the next, but for the manifests, which are renamed one after the other.
+step is done for all of them before the next, but for the manifests, which are renamed one after the other. A commit
+that does not wait for step 1 says in step 2 what is staged by now, and takes what all have: `mpistream.committing`.
 
 Invariants
 ----------
