@@ -72,6 +72,9 @@ class Peer:
     ``open`` to ``close`` are called once, ``read`` after that.
     """
 
+    keeps_last_only = False
+    """Whether only the record that was written last can be read."""
+
     def __init__(self, job: Job, comm: Any) -> None:
         """Import the library; what its code takes is not counted as memory of its output."""
         self.job, self.comm = job, comm

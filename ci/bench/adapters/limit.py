@@ -39,6 +39,7 @@ class Peer(Base):
     def open(self) -> None:
         np.empty(31 * 1024 * 1024, np.uint8)  # mallopt(3), M_MMAP_THRESHOLD: freeing it raises the dynamic threshold
         if self.job.options.get("copy"):
+            self.keeps_last_only = True
             self.copies = [np.ones((self.job.ny, self.job.nx), "float32") for _ in self.job.names]
 
     def path(self, i: int, k: int) -> str:
