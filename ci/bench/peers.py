@@ -17,6 +17,7 @@ could not be measured.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -34,6 +35,7 @@ from adapters.targets import best, is_durable, verdicts_of
 from rearrange import DEBIAN_MPIEXEC, DEBIAN_PYTHON
 
 _TURN_SECONDS = 120
+_GRACE_SECONDS = 10
 _SLOW_SECONDS = 8  # a row whose turn takes longer gets one turn only
 _RUN = str(Path(__file__).parent / "adapters/run.py")
 _JOB = {"layout": "", "codec": "lz4 shuffle", "data": "smooth", "n_variables": 1, "n_warm": 2, "n_records": 8}
@@ -61,12 +63,28 @@ def reason_in(errors: str) -> str:
     return (named or lines or ["it ended without a word"])[-1][:200]
 
 
+def end(process: subprocess.Popen[str], mark: str) -> None:
+    """End a launcher and its ranks, which have process groups of their own, and may outlive it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_GRACE_SECONDS)
+            break
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in environ.read_bytes().split(b"\0"):
+                os.kill(int(environ.parent.name), signal.SIGKILL)
+
+
 def turn(row: Row, layout: str, case: Case, folder: str | None) -> dict[str, Any]:
     """Run one turn; return what rank 0 says, or {"failed": why}."""
     with tempfile.TemporaryDirectory(prefix="mpistream-peers-", dir=folder) as path:
         job = {**_JOB, **case.job, "peer": row.peer, "options": row.options, "task": case.task}
         job |= {"layout": layout, "folder": path}
         command, environment = command_of(row, case, job)
+        mark = f"MPISTREAM_PEERS_FOLDER={path}"
+        environment |= dict([mark.split("=", 1)])
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -79,9 +97,11 @@ def turn(row: Row, layout: str, case: Case, folder: str | None) -> dict[str, Any
         try:
             output, errors = process.communicate(timeout=_TURN_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            end(process, mark)
             return {"failed": f"no end within {_TURN_SECONDS} s"}
+        except BaseException:
+            end(process, mark)
+            raise
         found = [line for line in output.splitlines() if line.startswith("{")]
         if process.returncode != 0 or not found:
             return {"failed": reason_in(errors)}
@@ -136,6 +156,7 @@ def summarise(case: Case, entry: dict[str, Any]) -> None:
         entry["cost"] = statistics.median(t["seconds"] / t["without"] for t in turns)
     cells = case.job["ny"] * case.job["nx"] * case.job.get("n_variables", 1) * case.n_ranks
     entry["mb_per_s"] = 4e-6 * cells / entry["seconds"]
+    entry["shards_per_s"] = case.n_ranks * case.job.get("n_variables", 1) / entry["seconds"]
 
 
 def columns_of(case: Case, entry: dict[str, Any], limit: float | None) -> str:
@@ -145,8 +166,7 @@ def columns_of(case: Case, entry: dict[str, Any], limit: float | None) -> str:
     spread = [1e3 * t["seconds"] for t in entry["turns"]]
     ms = f"{1e3 * entry['seconds']:9.2f} {min(spread):9.2f} {max(spread):9.2f}"
     if case.task == "write":
-        n_shards = case.n_ranks * case.job.get("n_variables", 1) / entry["seconds"]
-        return f"{ms} {entry['mb_per_s']:8.0f} {n_shards:9.0f} {ratio} {peak} {entry['n_files']:7.0f}"
+        return f"{ms} {entry['mb_per_s']:8.0f} {entry['shards_per_s']:9.0f} {ratio} {peak} {entry['n_files']:7.0f}"
     if case.task == "blocked":
         return f"{ms} {1e3 * entry['longest']:9.2f} {ratio} {peak}"
     if case.task == "model":
@@ -182,6 +202,33 @@ def show(case: Case, rows: list[dict[str, Any]]) -> None:
         text = ", ".join(f"{peer} {1e3 * s:.2f}" for peer, s in sorted(times.items(), key=lambda item: item[1]))
         print(f"  best rows, ms: {text}")
     sys.stdout.flush()
+
+
+# Task -> what the table of best rows says of it: name, key of a row, factor, format.
+BEST: dict[str, tuple[tuple[str, str, float, str], ...]] = {
+    "write": (("MB/s", "mb_per_s", 1, ".0f"),),
+    "blocked": (("ms", "seconds", 1e3, ".1f"),),
+    "model": (("times as long as without output", "cost", 1, ".2f"),),
+    "read": (("MB/s", "mb_per_s", 1, ".0f"), ("ms, one inner chunk", "chunk", 1e3, ".2f")),
+}
+SMALL = (("shards/s", "shards_per_s", 1, ".0f"),)
+
+
+def best_rows(cases: list[tuple[Case, list[dict[str, Any]]]]) -> list[str]:
+    """Return a table in Markdown: the best row of each library, those with fsync left out."""
+    peers = [
+        peer for peer in dict.fromkeys(row.peer for row in ROWS) if any(e["peer"] == peer for _, r in cases for e in r)
+    ]
+    lines = [f"| | {' | '.join(peers)} |", "|---|" + "---|" * len(peers)]
+    for case, rows in cases:
+        for unit, key, factor, shape in SMALL if case.work == "c" else BEST[case.task]:
+            cells = []
+            for peer in peers:
+                found = [e[key] for e in rows if e["peer"] == peer and key in e and not is_durable(e)]
+                choose = max if unit.endswith("/s") else min
+                cells.append(f"{factor * choose(found):{shape}}" if found else "-")
+            lines.append(f"| ({case.work}) {case.title}: {unit} | {' | '.join(cells)} |")
+    return lines
 
 
 def settings_of(arguments: argparse.Namespace, missing: dict[str, str]) -> dict[str, Any]:
@@ -237,18 +284,23 @@ def parsed() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parsed()
+    # So that what is under way is ended and removed, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     missing = install.make(is_fresh=arguments.fresh)
     if not arguments.peers or "h5py mpio" in arguments.peers:
         reason = install.without_hdf5()
         if reason is not None:
             missing["h5py"] = reason
     document: dict[str, Any] = {"benchmark": "peers", **settings_of(arguments, missing), "cases": []}
-    verdicts = []
+    verdicts, measured_cases = [], []
     for case in cases_of(arguments.work, is_quick=arguments.quick):
         rows = measure(case, arguments, missing)
         show(case, rows)
+        measured_cases.append((case, rows))
         verdicts += verdicts_of(case.work, case.title, rows)
         document["cases"].append({"work": case.work, "title": case.title, "ranks": case.n_ranks, "rows": rows})
+    print("\nBest rows (- : not measured, see above)")
+    print("\n".join(best_rows(measured_cases)))
     print("\nTargets")
     for verdict in verdicts:
         print(f"  {verdict}")
