@@ -135,12 +135,13 @@ def test_bad_settings_are_one_line_and_exit_code_1(tmp_path: Path, args: Sequenc
 def test_a_folder_that_is_not_there_or_not_empty_is_refused(tmp_path: Path) -> None:
     kept = tmp_path / "mine.txt"
     kept.write_text("mine")
-    done = run(tmp_path)
+    small = ("--block", "4KiB", "--codec", "none", "--rounds", "1", "--durability", "none")
+    done = run(tmp_path, *small)
     assert (done.exit_code, done.stdout) == (1, "")
     assert f"{tmp_path} is not empty (1 entries, the first is 'mine.txt'): give an empty folder" in done.stderr
     assert kept.read_text() == "mine"
     for path in (tmp_path / "none", kept):
-        done = run(path)
+        done = run(path, *small)
         assert done.exit_code == 1
         assert f"{path} is not a folder: make an empty one" in done.stderr
 
