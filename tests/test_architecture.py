@@ -19,7 +19,7 @@ LAYERS = """
     strings  names  times  block  rounding  tiling  ranges  options  local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard  zarr3.splice
     description  region  grid  indices  rearrange  arrays  cf  schema
-    layout  manifest  blobs  node
+    layout  manifest  blobs  node  holding
     zarr3.metadata  zarr3.snapshot  zarr3.document
     array_reader  foreign
     token  epoch  decomposition  plan  commit
@@ -50,6 +50,7 @@ PURE = {
     "epoch",
     "errors",
     "grid",
+    "holding",
     "indices",
     "layout",
     "manifest",
