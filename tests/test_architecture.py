@@ -31,9 +31,9 @@ LAYERS = """
     committing  indexing  opening  creating  resuming  repairing  carrying
     parallel  several  session  parts
     __init__
-    info
+    info  benchmarking
     cli  cli.terminal
-    cli.commit  cli.info  cli.plan  cli.repair
+    cli.bench  cli.commit  cli.info  cli.plan  cli.repair
     cli.verbs
     __main__
 """
