@@ -6,6 +6,7 @@ rank 0, which verifies that they tile the store and only then commits.
 
 from mpistream._version import __version__
 from mpistream.carrying import commit_tokens
+from mpistream.checkpoints import CheckpointPair
 from mpistream.description import AppendTime, Coordinate, IndexedTime, Staggered, Variable
 from mpistream.errors import (
     AlignmentError,
@@ -26,6 +27,7 @@ from mpistream.options import Options
 from mpistream.parallel import StreamWriter
 from mpistream.parts import PartWriter, write_open_part
 from mpistream.plan import Plan, plan
+from mpistream.preemption import PreemptionGuard
 from mpistream.reader import StoreReader, open_reader, read_blob, read_output_manifest, read_record, read_static
 from mpistream.region import Region
 from mpistream.repairing import repair
@@ -37,6 +39,7 @@ from mpistream.token import CommitReceipt, CommitToken
 __all__ = [
     "AlignmentError",
     "AppendTime",
+    "CheckpointPair",
     "CommitError",
     "CommitReceipt",
     "CommitToken",
@@ -50,6 +53,7 @@ __all__ = [
     "Options",
     "PartWriter",
     "Plan",
+    "PreemptionGuard",
     "ProtocolError",
     "Region",
     "ResumeError",

@@ -238,6 +238,54 @@ class Channel:
             self.note(error)
             raise error from None
 
+    def highest(self, operation: str, values: Sequence[int]) -> list[int]:
+        """Return the highest of each of some numbers over all ranks, in one reduction.
+
+        Collective. Cheaper than `exchange` where there are many ranks; who does not come is not known.
+
+        Raises
+        ------
+        CommitError
+            Kind ``timeout``, or ``left`` when a rank has left.
+        ProtocolError
+            Kind ``mismatch`` when rank 0 hears that another rank does something else.
+        """
+        if self.failure is not None:
+            raise self.failure
+        n = self._n
+        self._n += 1
+        found = self._transport.start_max(values)
+        try:
+            for _ in waiting(self._timeout if self.rank == 0 else _PATIENCE * self._timeout):
+                if (highest := found()) is not None:
+                    return highest
+                self._look_for_failure(n, operation)
+            raise CommitError(
+                f"{operation}: not all ranks came within {self._timeout:g} s; every rank must make the same calls, and "
+                "an exception on one rank must end them all: start programs with python -m mpi4py",
+                kind="timeout",
+            )
+        except MPIStreamError as error:
+            # The reduction can't be taken back: nothing more goes over this communicator.
+            self.failure = error
+            raise
+
+    def _look_for_failure(self, n: int, operation: str) -> None:
+        """Raise when a rank that does not come to the reduction ``n`` has said why."""
+        if self.rank == 0:
+            while (found := self._poll_vote()) is not None:
+                try:
+                    self._check_vote(*found, operation, "")
+                except MPIStreamError as error:
+                    self._answer_all(n, error_to_json(error))
+                    raise
+            return
+        while (message := self._transport.poll(_TAG_ANSWER)) is not None:
+            answer = json.loads(message[1])
+            # Of a rank that left while another reduction was under way, rank 0 says so by the number of that one.
+            if "error" in answer and (answer["n"] >= n or answer["error"]["kind"] in _DEADLY):
+                raise error_from_json(answer["error"])
+
     def swap(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
         """Send and receive arrays, after an agreement that all are there.
 

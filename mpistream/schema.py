@@ -383,6 +383,21 @@ class StreamSchema:
         own = (self.time_array, self.committed_array, self.quantization_array)
         return tuple(array for array in own if array is not None)
 
+    def with_attrs(self, attrs: Mapping[str, Any]) -> StreamSchema:
+        """Return this schema with more attributes of the group.
+
+        Not collective.
+
+        Raises
+        ------
+        SchemaError
+            Kind ``attribute`` for what JSON has no form for.
+        """
+        new = StreamSchema.__new__(StreamSchema)
+        new.__dict__.update(self.__dict__)
+        new.attrs = MappingProxyType(json_object("group attributes", {**self.attrs, **attrs}))
+        return new
+
     def with_layout(self, layout: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> StreamSchema:
         """Return this schema with the layout of some arrays given.
 

@@ -17,6 +17,7 @@ PACKAGE = ROOT / "mpistream"
 LAYERS = """
     _version  errors  zarr3  refresher
     strings  names  times  block  rounding  tiling  ranges  options  local_store  store  memory_store  comm  agreement
+    walltime  preemption
     zarr3.codecs  zarr3.shard  zarr3.splice
     description  region  grid  indices  rearrange  arrays  cf  schema
     layout  manifest  blobs  node
@@ -28,7 +29,7 @@ LAYERS = """
     owner
     reader
     committing  indexing  opening  creating  resuming  repairing  carrying
-    parallel  several  session  parts
+    parallel  several  session  parts  checkpoints
     __init__
     info
     cli  cli.terminal
@@ -83,6 +84,7 @@ LOCAL_IMPORTS: dict[str, set[str]] = {
     "zarr": set(),
     "h5py": set(),
     "xarray": {"reader"},
+    "subprocess": {"walltime"},
     "typer": set(),
     "rich": set(),
     "matplotlib": set(),

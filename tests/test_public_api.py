@@ -13,6 +13,7 @@ import mpistream.errors
 NAMES = [
     "AlignmentError",
     "AppendTime",
+    "CheckpointPair",
     "CommitError",
     "CommitReceipt",
     "CommitToken",
@@ -26,6 +27,7 @@ NAMES = [
     "Options",
     "PartWriter",
     "Plan",
+    "PreemptionGuard",
     "ProtocolError",
     "Region",
     "ResumeError",
