@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -231,7 +231,7 @@ class StoreReader:
         (start, stop), *others = box
         if array.role is Role.SERIES and inside(self.committed, start, stop) == ((start, stop),):
             return self._series(array, start, stop)
-        out = np.empty([b - a for a, b in box], array.dtype)
+        out = _room(path, [b - a for a, b in box], array.dtype)
         for i in range(start, stop):
             out[i - start] = self.read_record(path, i, dict(zip(array.space_dims, others, strict=True)))
         return out
@@ -245,7 +245,8 @@ class StoreReader:
         return np.array(values[slice(*box[0])])
 
     def _mask(self) -> NDArray[np.bool_]:
-        mask = np.zeros(self.n_records, bool)
+        mask = _room("committed", [self.n_records], np.dtype(bool))
+        mask[:] = False
         for start, stop in self.committed:
             mask[start:stop] = True
         return mask
@@ -428,7 +429,7 @@ class StoreReader:
         return box_of_mapping(region, dict(zip(array.space_dims, array.shape, strict=True)))
 
     def _read(self, array: ArraySpec, record: int | None, box: Box) -> NDArray[Any]:
-        out = np.empty([b - a for a, b in box], array.dtype)
+        out = _room(array.name, [b - a for a, b in box], array.dtype)
         if out.size == 0:
             return out
         error = None
@@ -466,7 +467,7 @@ class StoreReader:
             raise error
 
     def _series(self, array: ArraySpec, start: int, stop: int) -> NDArray[Any]:
-        out, error = np.empty(stop - start, array.dtype), None
+        out, error = _room(array.name, [stop - start], array.dtype), None
         try:
             self._arrays.read_series(array, start, out)
         except FormatError as found:
@@ -566,6 +567,18 @@ class StoreReader:
         else:
             # The other ranks must not wait for this one in their next call.
             self._channel.post_leave(exc)
+
+
+def _room(name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array for what is read; how large it is may be what a store claims."""
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError) as error:
+        raise SchemaError(
+            f"{name!r}: {' x '.join(map(str, shape))} values of {dtype.name} are too many for memory; read a smaller "
+            "region",
+            kind="region",
+        ) from error
 
 
 def _held_box(array: ArraySpec, region: Region) -> Box:

@@ -23,7 +23,7 @@ from mpistream.arrays import SERIES_CHUNK, ArraySpec
 from mpistream.errors import FormatError
 from mpistream.ranges import Ranges, covers, inside, members
 from mpistream.staging import StagedObject
-from mpistream.store import Store
+from mpistream.store import Store, read_whole
 from mpistream.tiling import Box, box_contains, box_n_cells, slices_in
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import chunk_key
@@ -210,7 +210,10 @@ class ShardRows:
                 opened.append(OpenShard(self._encoder, shape))
                 continue
             key = self._key(row, at.index)
-            data = self._store.read(key) if staged is None else staged.objects[i].read_back(self._store)
+            if staged is None:
+                data = read_whole(self._store, key, self._encoder.spec.max_nbytes)
+            else:
+                data = staged.objects[i].read_back(self._store)
             if data is None:
                 raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
             try:

@@ -23,7 +23,7 @@ from typing import Any
 
 from mpistream.errors import FencedError, StoreError
 from mpistream.manifest import EPOCHS_FOLDER, parse_epoch
-from mpistream.store import Store
+from mpistream.store import Store, read_whole
 
 __all__ = ["Pool", "StagedObject", "Stager", "fenced", "highest_epoch", "pool_of"]
 
@@ -88,7 +88,8 @@ class StagedObject:
         if pieces is not None:
             return b"".join(bytes(p) for p in pieces)
         # Placed, or it was and the sync of its name failed: then its bytes lie under its key, as `_Work.stage` says.
-        return store.read(self.key if self.is_placed or self.staged_key is None else self.staged_key)
+        key = self.key if self.is_placed or self.staged_key is None else self.staged_key
+        return read_whole(store, key, self.nbytes)
 
 
 class Stager:
@@ -383,7 +384,7 @@ class _Work:
         try:
             if item.pieces is None:
                 # It was placed, and the sync of its name failed: its bytes lie under its key.
-                data = self._store.read(item.key)
+                data = read_whole(self._store, item.key, item.nbytes)
                 if data is None:
                     raise StoreError(f"{item.key}: gone after the sync of its folder failed; roll back", kind="io")
                 item.pieces = [data]
