@@ -30,11 +30,12 @@ from mpistream.plan import Plan, plan
 from mpistream.preemption import PreemptionGuard
 from mpistream.reader import StoreReader, open_reader, read_blob, read_output_manifest, read_record, read_static
 from mpistream.region import Region
-from mpistream.repairing import repair
+from mpistream.repairing import repair, truncate
 from mpistream.schema import StreamSchema, schema_fingerprint
 from mpistream.session import write_open, write_resume
 from mpistream.several import commit_all
 from mpistream.token import CommitReceipt, CommitToken
+from mpistream.verify import verify
 
 __all__ = [
     "AlignmentError",
@@ -78,6 +79,8 @@ __all__ = [
     "repair",
     "schema_fingerprint",
     "suggest_layout",
+    "truncate",
+    "verify",
     "write_open",
     "write_open_part",
     "write_resume",

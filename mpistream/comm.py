@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mpistream.errors import ProtocolError
 
-__all__ = ["MPITransport", "SerialTransport", "Transport", "connect", "is_one_of_many", "waiting"]
+__all__ = ["MPITransport", "SerialTransport", "Transport", "connect", "is_one_of_many", "waiting", "world"]
 
 _TAG_DATA = 1024  # and those behind it: of the pieces of records; the tags of agreements are below
 
@@ -327,6 +327,18 @@ def connect(comm: Any, timeout: float) -> Transport:
             kind="no_comm",
         )
     return SerialTransport()
+
+
+def world() -> Any:
+    """Return the communicator of all ranks, None where this process is the only one: for programs of our own.
+
+    Not collective.
+    """
+    if not is_one_of_many(os.environ):
+        return None
+    from mpi4py import MPI  # noqa: PLC0415 (import mpistream must not initialise MPI)
+
+    return MPI.COMM_WORLD
 
 
 def is_one_of_many(environment: Mapping[str, str]) -> bool:

@@ -48,7 +48,7 @@ from mpistream.rounding import checked_keep_bits
 from mpistream.strings import is_string
 from mpistream.zarr3.codecs import profile_chain, vlen_utf8
 
-__all__ = ["COMMITTED_NAME", "StreamSchema", "schema_fingerprint"]
+__all__ = ["COMMITTED_NAME", "StreamSchema", "schema_fingerprint", "values_digest"]
 
 # On disk. Do not change; see FORMAT.md.
 COMMITTED_NAME = "committed"
@@ -63,7 +63,11 @@ def _digest(value: Any) -> str | None:
     return value
 
 
-def _values_digest(values: NDArray[Any]) -> str:
+def values_digest(values: NDArray[Any]) -> str:
+    """Return the sha256 of a coordinate's values, as the manifest has it.
+
+    Not collective.
+    """
     if values.dtype.kind == "T":
         return hashlib.sha256(vlen_utf8(values)).hexdigest()
     return hashlib.sha256(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()).hexdigest()
@@ -210,7 +214,7 @@ class StreamSchema:
             chunk_shape=chunk,
             keep_bits=keep_bits,
             values=values,
-            digest=_values_digest(values) if values is not None else getattr(item, "digest", None),
+            digest=values_digest(values) if values is not None else getattr(item, "digest", None),
             staggered=MappingProxyType({d: self.staggered[d] for d in dims if d in self.staggered}),
         )
 

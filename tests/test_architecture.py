@@ -30,10 +30,11 @@ LAYERS = """
     reader
     committing  indexing  opening  creating  resuming  repairing  carrying
     parallel  several  session  parts  checkpoints
+    checks  inspection  verify
     __init__
     info
     cli  cli.terminal
-    cli.commit  cli.info  cli.plan  cli.repair
+    cli.commit  cli.info  cli.plan  cli.repair  cli.truncate  cli.verify
     cli.verbs
     __main__
 """

@@ -52,6 +52,8 @@ NAMES = [
     "repair",
     "schema_fingerprint",
     "suggest_layout",
+    "truncate",
+    "verify",
     "write_open",
     "write_open_part",
     "write_resume",
