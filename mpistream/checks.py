@@ -322,7 +322,6 @@ class Checker:
 
 
 def _grid(array: ArraySpec) -> Iterator[tuple[int, ...]]:
-    # Not numpy's: that one makes an array of the grid's shape, which may be what a manifest claims.
     return itertools.product(*map(range, array.grid.grid_shape))
 
 

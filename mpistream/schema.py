@@ -52,6 +52,8 @@ __all__ = ["COMMITTED_NAME", "StreamSchema", "schema_fingerprint", "values_diges
 
 # On disk. Do not change; see FORMAT.md.
 COMMITTED_NAME = "committed"
+# Whoever opens a store for writing makes a list of them, and no file system bears so many files a record.
+MAX_SHARDS = 2**20
 _COMMITTED_CHUNK = 65536
 # Not the version of the package: the document of a store never changes, and what it says is fixed by the format.
 _IMPLEMENTATION = "mpistream version 1 (store format 1; IEEE 754 round to nearest, ties to even)"
@@ -421,6 +423,12 @@ class StreamSchema:
                 raise SchemaError(f"layout of {name!r}: {shard} and {chunk} are not for an array here", kind="layout")
             check_layout(name, arrays[name].dims, arrays[name].dtype.itemsize, shard, chunk)
             arrays[name] = replace(arrays[name], shard_shape=tuple(shard), chunk_shape=tuple(chunk))
+            if arrays[name].is_resolved and arrays[name].is_sharded and arrays[name].grid.n_shards > MAX_SHARDS:
+                raise SchemaError(
+                    f"variable {name!r}: {arrays[name].grid.n_shards} shards of {tuple(shard)} a record, at most "
+                    f"{MAX_SHARDS} are possible; give a larger shard_shape",
+                    kind="layout",
+                )
         new.arrays = MappingProxyType(arrays)
         return new
 

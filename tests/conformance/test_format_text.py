@@ -757,6 +757,22 @@ def test_limit_of_inner_chunks() -> None:
         check_layout("v", ["x", "y"], 1, [n // 4 + 1, 4], [1, 1])
 
 
+def test_limit_of_shards() -> None:
+    n = limit("array with time")
+
+    def laid_out(n_shards: int) -> ms.StreamSchema:
+        schema = ms.StreamSchema(
+            dims={"time": None, "x": n_shards},
+            time=ms.AppendTime(units="s"),
+            variables={"v": ms.Variable(("time", "x"), "int8")},
+        )
+        return schema.with_layout({"v": ((1, 1), (1, 1))})
+
+    assert laid_out(n).is_resolved
+    with pytest.raises(ms.SchemaError, match=f"{n + 1} shards of .* at most {n} are possible"):
+        laid_out(n + 1)
+
+
 def test_limit_of_documents() -> None:
     n = limit("manifest")
     assert parse_json("key", b'{"a":1}'.ljust(n)) == {"a": 1}
