@@ -15,7 +15,7 @@ import pytest
 from tests.support.hostile import CASES, run_mutations
 
 ROOT = Path(__file__).parents[2]
-N_MUTATIONS = int(os.environ.get("MPISTREAM_HOSTILE_MUTATIONS", "2500"))
+N_MUTATIONS = int(os.environ.get("MPISTREAM_HOSTILE_MUTATIONS", "5000"))
 
 
 @pytest.fixture(scope="module")
