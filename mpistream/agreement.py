@@ -9,7 +9,8 @@ A plain MPI collective hangs for ever when one rank does not come. So:
 * *Answer.* Rank 0 sends each rank what it decided. At the first vote that says failure, at votes that do
   not match, or at the deadline, it sends everybody an error, also to those that have not come yet: they
   find it waiting when they do.
-* *Swap.* The pieces of a rearranged record travel straight between the ranks that hold and that write them.
+* *Swap.* The pieces of a rearranged record travel straight between the ranks that hold and that write them. Whoever
+  waits for one looks for votes and answers meanwhile: a rank that leaves ends the wait of all.
 * *Gather.* Tokens travel in a real MPI gather, but a nonblocking one that is tested until a deadline.
 
 After a timeout the channel is dead: no more MPI on this communicator, and it is not freed, because a peer
@@ -23,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mpistream.comm import Transport, waiting
+from mpistream.comm import SwapTimeoutError, Transport, waiting
 from mpistream.errors import CommitError, MPIStreamError, ProtocolError, error_from_json, error_to_json
 
 __all__ = ["Channel"]
@@ -68,8 +69,9 @@ class Channel:
         self.failure: MPIStreamError | None = None
         """Why the channel is dead, once it is."""
         self._left_at: int | None = None
-        # Votes that another channel looked at while it waited.
+        # Votes, and on other ranks answers, that were looked at before their turn.
         self._seen: deque[tuple[int, dict[str, Any]]] = deque()
+        self._answers: deque[dict[str, Any]] = deque()
 
     def exchange(
         self,
@@ -161,11 +163,9 @@ class Channel:
             for other in others:
                 other._refuse(operation, set(range(self.size)) - set(payloads))
         missing = [rank for rank in range(self.size) if rank not in payloads]
-        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
         raise CommitError(
-            f"{operation}: rank {', '.join(map(str, missing[:_MAX_NAMED]))}{more} did not come within "
-            f"{self._timeout:g} s; every rank must make the same calls, and an exception on one rank must end them "
-            "all: start programs with python -m mpi4py",
+            f"{operation}: rank {_named(missing)} did not come within {self._timeout:g} s; every rank must make the "
+            "same calls, and an exception on one rank must end them all: start programs with python -m mpi4py",
             kind="timeout",
             rank=missing[0],
         )
@@ -173,6 +173,10 @@ class Channel:
     def _poll_vote(self) -> tuple[int, dict[str, Any]] | None:
         found = self._transport.poll(_TAG_ARRIVE)
         return None if found is None else (found[0], json.loads(found[1]))
+
+    def _poll_answer(self) -> dict[str, Any] | None:
+        found = self._transport.poll(_TAG_ANSWER)
+        return None if found is None else json.loads(found[1])
 
     def _refuse(self, operation: str, missing: set[int]) -> None:
         """End the agreement in which one of the ranks waits that are missing in another; raise for that one."""
@@ -280,8 +284,7 @@ class Channel:
                     self._answer_all(n, error_to_json(error))
                     raise
             return
-        while (message := self._transport.poll(_TAG_ANSWER)) is not None:
-            answer = json.loads(message[1])
+        while (answer := self._poll_answer()) is not None:
             # Of a rank that left while another reduction was under way, rank 0 says so by the number of that one.
             if "error" in answer and (answer["n"] >= n or answer["error"]["kind"] in _DEADLY):
                 raise error_from_json(answer["error"])
@@ -299,24 +302,45 @@ class Channel:
         Raises
         ------
         CommitError
-            Kind ``timeout`` after the timeout; the channel is dead. It is after any other exception, too: what was
-            sent and not taken must not be taken for something else.
+            Kind ``timeout`` after the timeout, with the first rank whose pieces are missing; kind ``left`` when another
+            rank has left. The channel is dead then, and after any other exception: what was sent and not taken must
+            not be taken for something else.
         """
         try:
             # By the number of the agreement: a piece that was left behind can't be taken for a later one.
-            self._transport.swap(sends, receives, self._timeout, self._n % _N_SWAPS)
-        except TimeoutError:
+            self._transport.swap(sends, receives, self._timeout, self._n % _N_SWAPS, self._look)
+        except SwapTimeoutError as timeout:
             error = CommitError(
-                f"rank {self.rank}: not all pieces of a record went and came within {self._timeout:g} s; nothing was "
-                "committed, and nothing more is by this writer",
+                f"rank {self.rank}: not all pieces of a record to or from rank {_named(timeout.ranks)} went and came "
+                f"within {self._timeout:g} s; nothing was committed, and nothing more is by this writer",
                 kind="timeout",
-                rank=self.rank,
+                rank=timeout.ranks[0],
             )
-            self.note(error)
+            self._leave(error)
             raise error from None
         except BaseException as error:
             self.post_leave(error)
             raise
+
+    def _look(self) -> None:
+        """While pieces move, raise for a rank that has left; whatever else came is kept for its turn."""
+        if self.rank == 0:
+            while (found := self._poll_vote()) is not None:
+                self._seen.append(found)
+            for _, vote in self._seen:
+                if vote["operation"] == "leave":
+                    error = error_from_json(vote["failure"])
+                    self.announce(error=error)
+                    self.failure = error
+                    raise error
+            return
+        while (message := self._poll_answer()) is not None:
+            self._answers.append(message)
+        for answer in self._answers:
+            if answer["n"] >= self._n and answer.get("error", {}).get("kind") in _DEADLY:
+                # For all that follows, whatever the agreement: rank 0 goes on with none.
+                self._n = answer["n"] + 1
+                self._open_answer(answer)
 
     def announce(self, value: Any = None, error: BaseException | None = None) -> None:
         """On rank 0, send every rank the outcome of what the last agreement began.
@@ -373,8 +397,7 @@ class Channel:
     def _receive(self, n: int, timeout: float) -> dict[str, Any] | None:
         """Return rank 0's message number ``n``, None when it does not come in time."""
         for _ in waiting(timeout):
-            while (found := self._transport.poll(_TAG_ANSWER)) is not None:
-                answer: dict[str, Any] = json.loads(found[1])
+            while (answer := self._answers.popleft() if self._answers else self._poll_answer()) is not None:
                 # An older one belongs to an agreement that this rank gave up or never came to.
                 if answer["n"] >= n:
                     return answer
@@ -407,11 +430,15 @@ class Channel:
             rank=self.rank,
         )
         self._left_at = self._n
-        self._n += 1
+        self._leave(reason)
+
+    def _leave(self, reason: CommitError) -> None:
+        """Tell the others why this rank leaves; the channel is then dead."""
         if self.rank == 0:
-            self._answer_all(self._left_at, error_to_json(reason))
+            self._answer_all(self._n, error_to_json(reason))
         else:
-            self._send_vote(self._left_at, "leave", failure=reason)
+            self._send_vote(self._n, "leave", failure=reason)
+        self._n += 1
         self.failure = reason
 
     def wait_left(self, exit_timeout: float) -> None:
@@ -454,6 +481,11 @@ class Channel:
             self.failure = error
             return
         self.close()
+
+
+def _named(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
+    return ", ".join(map(str, ranks[:_MAX_NAMED])) + more
 
 
 def _dump(document: Mapping[str, Any]) -> bytes:
