@@ -7,12 +7,13 @@ and no open waits for a FIFO. Each of these is `StoreError` of kind ``link`` or 
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 from mpistream.errors import FormatError, StoreError
 
@@ -108,12 +109,14 @@ class LocalStore:
         folder = os.path.dirname(self.root)
         return None if folder == self.root else LocalStore(folder)
 
-    def following_links(self) -> LocalStore:
+    def following_links(self) -> Self:
         """Return this store for a reader that follows links.
 
         Not collective.
         """
-        return LocalStore(self.root, follow_links=True)
+        other = copy.copy(self)
+        other._follow_links, other._known_folders = True, set()
+        return other
 
     def _path(self, key: str) -> str:
         """Return where a key lies, once it is known that no link leads there; itself it may be one."""
