@@ -150,7 +150,7 @@ def _run(
     session: _Session | None,
     progress: Callable[[int, int], object] | None,
 ) -> Report:
-    manifest = Manifest.from_bytes(plan["manifest"].encode())
+    manifest = Manifest.from_bytes(plan["manifest"].encode()) if session is None else session.manifest
     checker = Checker(store, manifest)
     rows: dict[str, Ranges] = {name: tuple((a, b) for a, b in found) for name, found in plan["rows"].items()}
     tasks = checker.tasks(rows, [tuple(pack) for pack in plan["packs"]])
@@ -199,12 +199,12 @@ class _Session:
         if data is None:
             what = "was never created whole" if FOLDER in self._store.list() else "is no stream of mpistream"
             raise FormatError(f"{self._store.url}: no {MANIFEST_KEY}; it {what}", kind="no_manifest")
-        self._manifest = Manifest.from_bytes(data)
-        inspection = Inspection(self._store, self._manifest)
+        self._data, self.manifest = data, Manifest.from_bytes(data)
+        inspection = Inspection(self._store, self.manifest)
         inspection.run()
         self._inspection = inspection
         self._take(inspection.findings)
-        n_tasks = Checker(self._store, self._manifest).n_tasks(inspection.rows, len(inspection.packs))
+        n_tasks = Checker(self._store, self.manifest).n_tasks(inspection.rows, len(inspection.packs))
         return {"manifest": data.decode(), "rows": inspection.rows, "packs": inspection.packs, "n_tasks": n_tasks}
 
     def take(self, shares: Sequence[dict[str, Any]]) -> None:
@@ -218,8 +218,8 @@ class _Session:
         if not findings:
             return
         data = self._store.read(MANIFEST_KEY)
-        newest = None if data is None else Manifest.from_bytes(data)
-        known = self._manifest
+        known = self.manifest
+        newest = None if data is None else known if data == self._data else Manifest.from_bytes(data)
         if newest is None or newest.store_id != known.store_id:
             raise StoreError(f"{self._store.url} was replaced while it was verified; verify again", kind="superseded")
         for f in findings:
@@ -240,9 +240,9 @@ class _Session:
         }
         return Report(
             url=self._store.url,
-            epoch=self._manifest.epoch,
-            commit_seq=self._manifest.commit_seq,
-            n_records=self._manifest.n_records,
+            epoch=self.manifest.epoch,
+            commit_seq=self.manifest.commit_seq,
+            n_records=self.manifest.n_records,
             n_objects=self.n_objects,
             nbytes=self._nbytes,
             damage=of["damage"],
