@@ -366,18 +366,6 @@ def connect(comm: Any, timeout: float) -> Transport:
     return SerialTransport()
 
 
-def world() -> Any:
-    """Return the communicator of all ranks, None where this process is the only one: for programs of our own.
-
-    Not collective.
-    """
-    if not is_one_of_many(os.environ):
-        return None
-    from mpi4py import MPI  # noqa: PLC0415 (import mpistream must not initialise MPI)
-
-    return MPI.COMM_WORLD
-
-
 def is_one_of_many(environment: Mapping[str, str]) -> bool:
     """Return whether this process is one of several MPI ranks.
 
@@ -398,3 +386,15 @@ def is_one_of_many(environment: Mapping[str, str]) -> bool:
 
     # PMIX gives a rank, no size: only a rank above 0 shows that there are several.
     return number("PMI_SIZE") > 1 or number("OMPI_COMM_WORLD_SIZE") > 1 or number("PMIX_RANK") > 0
+
+
+def world() -> Any:
+    """Return MPI.COMM_WORLD where a launcher started this process, else None.
+
+    Not collective. For programs of our own: a library takes the communicator that it is given.
+    """
+    if not any(name in os.environ for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")):
+        return None
+    from mpi4py import MPI  # noqa: PLC0415 (as in MPITransport)
+
+    return MPI.COMM_WORLD

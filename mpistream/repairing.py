@@ -23,14 +23,16 @@ import numpy as np
 from mpistream.arrays import ArraySpec, Role
 from mpistream.commit import restore
 from mpistream.errors import FormatError, ResumeError, StoreError
+from mpistream.fence import fenced
 from mpistream.manifest import Dropped, Manifest, nonce_key, stage_folder
 from mpistream.opening import claim
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner
 from mpistream.ranges import Ranges, count, inside, members, union
 from mpistream.recovery import SetAside
-from mpistream.resuming import Resumed, ResumeRequest, StoredTimes, read_manifest
-from mpistream.staging import StagedObject, Stager, fenced
+from mpistream.resuming import Resumed, ResumeRequest, StoredTimes, no_stream, read_manifest
+from mpistream.staged import StagedObject
+from mpistream.staging import Stager
 from mpistream.store import MAX_READ_NBYTES, Store, open_store, read_whole
 from mpistream.times import TimeLike
 from mpistream.token import CommitReceipt
@@ -91,7 +93,7 @@ def repair(
             _check_dropped(store, read_manifest(store))
         return True
 
-    with _opened(url, request, look, takeover=takeover, options=options) as opened:
+    with _opened(url, request, "repair", look, takeover=takeover, options=options) as opened:
         assert opened is not None
         store, owner, _ = opened
         if not restore_dropped:
@@ -149,7 +151,7 @@ def truncate(
     def look(store: Store) -> bool:
         return request.foreseen(store).n_dropped > 0
 
-    with _opened(url, request, look, takeover=takeover, options=options) as opened:
+    with _opened(url, request, "truncate", look, takeover=takeover, options=options) as opened:
         return request.foreseen(open_store(url)) if opened is None else opened[2]
 
 
@@ -157,6 +159,7 @@ def truncate(
 def _opened(
     url: str | os.PathLike[str],
     request: ResumeRequest,
+    what_for: str,
     look: Callable[[Store], bool],
     *,
     takeover: bool,
@@ -164,6 +167,8 @@ def _opened(
 ) -> Iterator[tuple[Store, Owner, Resumed] | None]:
     """Open a store as the only writer, with what a resume does; None if, on a look before, nothing is to be done."""
     store, chosen = open_store(url), resolve_options(options)
+    if read_manifest(store) is None:
+        raise no_stream(store, what_for)
     # One writer; a look before the claim, so that a call in vain changes nothing.
     request.check(store, [{"region": None, "node": ""}], chosen)
     if not look(store):
