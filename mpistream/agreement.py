@@ -275,18 +275,25 @@ class Channel:
             raise
 
     def _look_for_failure(self, n: int, operation: str) -> None:
-        """Raise when a rank that does not come to the reduction ``n`` has said why."""
+        """Raise when a rank that does not come to the reduction ``n`` has said why; keep what belongs to later calls.
+
+        A reduction ends on one rank before it does on another: who is done with it may have sent its next vote.
+        """
         if self.rank == 0:
             while (found := self._poll_vote()) is not None:
-                try:
-                    self._check_vote(*found, operation, "")
-                except MPIStreamError as error:
-                    self._answer_all(n, error_to_json(error))
-                    raise
+                self._seen.append(found)
+            for rank, vote in self._seen:
+                if vote["n"] <= n:
+                    try:
+                        self._check_vote(rank, vote, operation, "")
+                    except MPIStreamError as error:
+                        self._answer_all(n, error_to_json(error))
+                        raise
             return
-        while (answer := self._poll_answer()) is not None:
-            # Of a rank that left while another reduction was under way, rank 0 says so by the number of that one.
-            if "error" in answer and (answer["n"] >= n or answer["error"]["kind"] in _DEADLY):
+        while (message := self._poll_answer()) is not None:
+            self._answers.append(message)
+        for answer in self._answers:
+            if answer["n"] <= n and "error" in answer:
                 raise error_from_json(answer["error"])
 
     def swap(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:

@@ -390,3 +390,32 @@ def test_a_rank_that_never_comes_is_an_error_after_the_timeout() -> None:
         return caught.value.kind
 
     assert run_ranks(3, run) == ["timeout", "", "timeout"]
+
+
+def test_a_vote_that_comes_before_a_reduction_has_ended_here_is_kept() -> None:
+    """Rank 1 is done with the reduction and has voted for what follows when rank 0 looks for the first time."""
+    voted = threading.Event()
+
+    def run(transport: Any) -> tuple[list[int], Any]:
+        channel = Channel(transport, 5)
+        if transport.rank == 0:
+            start = transport.start_max
+
+            def late(values: Any) -> Callable[[], list[int] | None]:
+                found, looks = start(values), iter([None, None])
+                assert voted.wait(5)
+                # Not seen to be complete at the first looks, when the vote is there already.
+                return lambda: next(looks) if looks.__length_hint__() else found()
+
+            transport.start_max = late
+            return channel.highest("a", [3]), channel.exchange("b", answer=lambda votes: votes)
+        ask = transport.start_max([7])
+        channel._n += 1
+        channel._send_vote(1, "b", payload="early")
+        voted.set()
+        while (found := ask()) is None:
+            pass
+        channel._n += 1
+        return found, channel._await_answer(1)
+
+    assert run_ranks(2, run) == [([7], None), ([7], "early")]
