@@ -70,6 +70,16 @@ class _FileReader:
             raise StoreError(f"read {self._name}: {error.strerror}", kind="io", errno=error.errno) from error
         return data
 
+    def read_into(self, offset: int, buffer: Buffer) -> int:
+        view, n = memoryview(buffer).cast("B"), 0
+        try:
+            # As above: one call may give less.
+            while n < view.nbytes and (more := os.preadv(self._fd, [view[n:]], offset + n)):
+                n += more
+        except OSError as error:
+            raise StoreError(f"read {self._name}: {error.strerror}", kind="io", errno=error.errno) from error
+        return n
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)

@@ -44,6 +44,12 @@ class ObjectReader(Protocol):
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return at most ``nbytes`` bytes from ``offset``; fewer only at the end."""
 
+    def read_into(self, offset: int, buffer: Buffer) -> int:
+        """Fill a buffer from ``offset``; return the number of bytes, fewer only at the end.
+
+        Several threads may read of one object.
+        """
+
     def close(self) -> None:
         """Release the descriptor."""
 
