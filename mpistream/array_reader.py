@@ -57,18 +57,19 @@ class ArrayReader:
         self._store = store
         self._separator = separator
 
-    def read_shards(self, array: ArraySpec, record: int | None, box: Box, out: NDArray[Any]) -> None:
-        """Decode a box of one record, or of a static, from its shards into ``out``."""
-        spec, grid = array.shard_spec(), array.grid
-        row, in_row = divmod(record or 0, array.row_length)
-        lead = (row,) if array.has_time else ()
+    def read_shards(self, array: ArraySpec, start: int, box: Box, out: NDArray[Any]) -> None:
+        """Decode a box of the records from ``start`` on, or of a static (one record, 0), from its shards into ``out``.
+
+        The first dim of ``out`` are the records.
+        """
+        wanted_box = ((start, start + len(out)), *box)
 
         def wanted() -> Iterator[Wanted]:
-            for shard, inside, within in cells(box, grid.shard_shape):
-                key = chunk_key(array.name, self._separator, (*lead, *shard))
-                yield key, ((in_row, in_row + 1), *inside), out[slices(within)][np.newaxis]
+            for (row, *shard), inside, within in cells(wanted_box, (array.row_length, *array.grid.shard_shape)):
+                index = (row, *shard) if array.has_time else shard
+                yield chunk_key(array.name, self._separator, index), inside, out[slices(within)]
 
-        read_boxes(self._store, spec, wanted(), out.nbytes, _refuse_absent)
+        read_boxes(self._store, array.shard_spec(), wanted(), out.nbytes, _refuse_absent)
 
     def read_chunks(self, array: ArraySpec, box: Box, out: NDArray[Any]) -> None:
         """Decode a box of an array in plain chunks into ``out``."""

@@ -36,7 +36,7 @@ from mpistream.manifest import (
     raised_inside,
 )
 from mpistream.node import Node, box_of_region, stream_nodes
-from mpistream.ranges import Ranges, covers, difference, inside, members, ranges_of
+from mpistream.ranges import Ranges, covers, difference, members, ranges_of
 from mpistream.region import Region, box_of_mapping
 from mpistream.schema import StreamSchema
 from mpistream.store import ReadableStore, open_readable
@@ -229,12 +229,11 @@ class StoreReader:
         if not array.has_time:
             return self.read_static(path, dict(zip(array.dims, box, strict=True)))
         (start, stop), *others = box
-        if array.role is Role.SERIES and inside(self.committed, start, stop) == ((start, stop),):
+        for i in difference(((start, stop),), self.committed)[:1]:
+            raise self._not_committed(path, i[0])
+        if array.role is Role.SERIES:
             return self._series(array, start, stop)
-        out = np.empty([b - a for a, b in box], array.dtype)
-        for i in range(start, stop):
-            out[i - start] = self.read_record(path, i, dict(zip(array.space_dims, others, strict=True)))
-        return out
+        return self._read(array, (start, stop), tuple(others))
 
     def _own(self, path: str, box: Box) -> NDArray[Any]:
         """Return a region of an array that no caller describes."""
@@ -291,11 +290,15 @@ class StoreReader:
             )
         i %= self.n_records
         if not covers(self.committed, i):
-            raise SchemaError(f"record {i} of {name!r} is not committed; refresh() looks again", kind="not_committed")
+            raise self._not_committed(name, i)
         if array.role is Role.SERIES:
             self._box(array, region)
             return np.asarray(self._series(array, i, i + 1)[0])
-        return self._read(array, i, self._box(array, region))
+        return np.asarray(self._read(array, (i, i + 1), self._box(array, region))[0])
+
+    @staticmethod
+    def _not_committed(name: str, record: int) -> SchemaError:
+        return SchemaError(f"record {record} of {name!r} is not committed; refresh() looks again", kind="not_committed")
 
     def read_static(self, name: str, region: Mapping[str, Any] | None = None) -> NDArray[Any]:
         """Return a static or a coordinate.
@@ -427,8 +430,10 @@ class StoreReader:
             )
         return box_of_mapping(region, dict(zip(array.space_dims, array.shape, strict=True)))
 
-    def _read(self, array: ArraySpec, record: int | None, box: Box) -> NDArray[Any]:
-        out = np.empty([b - a for a, b in box], array.dtype)
+    def _read(self, array: ArraySpec, records: tuple[int, int] | None, box: Box) -> NDArray[Any]:
+        """Return a box of an array without time, or of records, which are then the first dim."""
+        start, stop = records or (0, 0)
+        out = np.empty([*((stop - start,) if records else ()), *(b - a for a, b in box)], array.dtype)
         if out.size == 0:
             return out
         error = None
@@ -436,10 +441,10 @@ class StoreReader:
             if array.is_whole:
                 self._arrays.read_chunks(array, box, out)
             else:
-                self._arrays.read_shards(array, record, box, out)
+                self._arrays.read_shards(array, start, box, out if records else out[np.newaxis])
         except FormatError as found:
             error = found
-        self._confirm(record or 0, 0 if record is None else record + 1, error)
+        self._confirm(start, stop, error)
         return out
 
     def _confirm(self, start: int, stop: int, error: FormatError | None = None) -> None:

@@ -88,6 +88,17 @@ class TestReadable:
         reader.close()
         reader.close()
 
+    def test_an_opened_object_fills_buffers(self, store):
+        put(store, "a", b"0123456789")
+        reader = store.open("a")
+        assert reader is not None
+        for offset, expected in [(2, b"234"), (8, b"89-"), (10, b"---"), (12, b"---")]:
+            buffer = np.frombuffer(b"---", np.uint8).copy()
+            assert reader.read_into(offset, buffer) == len(expected.rstrip(b"-"))
+            assert buffer.tobytes() == expected
+        assert reader.read_into(3, np.empty(0, np.uint8)) == 0
+        reader.close()
+
     def test_an_opened_object_stays_the_same_when_it_is_replaced(self, store):
         put(store, "a", b"old")
         reader = store.open("a")
@@ -391,6 +402,11 @@ class TestLocalFaults:
         pread = os.pread
         monkeypatch.setattr(os, "pread", lambda fd, n, offset: pread(fd, min(n, 7), offset))
         assert local.read("a") == bytes(range(100))
+        preadv = os.preadv
+        monkeypatch.setattr(os, "preadv", lambda fd, views, offset: preadv(fd, [views[0][:7]], offset))
+        buffer, reader = bytearray(95), local.open("a")
+        assert (reader.read_into(10, buffer), buffer) == (90, bytes(range(10, 100)) + bytes(5))
+        reader.close()
 
     @pytest.mark.parametrize("n_good_calls", [0, 1])
     @pytest.mark.parametrize("act", ["stage", "create"])
@@ -482,6 +498,7 @@ class TestLocalFaults:
             ("open", lambda s: s.stage("stage/1", [b""], sync=False)),
             ("open", lambda s: s.sync_folders(["v/c/0"])),
             ("pread", lambda s: s.read("a")),
+            ("preadv", lambda s: s.open("a").read_into(0, bytearray(1))),
             ("listdir", lambda s: s.list("v")),
             ("mkdir", lambda s: s.make_folder("w/x")),
             ("mkdir", lambda s: s.make_folder("w", parents=False)),
