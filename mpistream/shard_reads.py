@@ -9,28 +9,58 @@ The helpers live as long as the call: they cost some ten microseconds, and a pro
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
 
-from mpistream.cores import n_cores
 from mpistream.errors import FormatError
 from mpistream.store import ObjectReader, Readable
 from mpistream.tiling import Box
-from mpistream.zarr3.extract import Batch, Scratch, plan_reads
+from mpistream.zarr3.extract import Batch, DecodeScratch, plan_reads
 from mpistream.zarr3.shard import ShardSpec
 
-__all__ = ["Wanted", "read_boxes"]
+__all__ = ["Wanted", "n_cores", "read_boxes"]
 
 # A thread is worth its start when it decodes for a millisecond.
 _NBYTES_PER_THREAD = 4 * 1024 * 1024
 # Beyond a few the page cache, or the network, is what limits.
 _MAX_THREADS = 8
+# Ranks on this node, as MPICH and its children, and Open MPI, tell each process.
+_LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 Wanted = tuple[str, Box, NDArray[Any]]
 """Key of a shard, a box in it, and an array of the box's shape."""
+
+
+def n_cores(environment: Mapping[str, str] | None = None) -> int:
+    """Return the number of cores that a read may use, at least 1.
+
+    Not collective.
+
+    Parameters
+    ----------
+    environment
+        Process environment: a launcher names in it the ranks on a node, and a job its cores a task.
+
+    Notes
+    -----
+    Ranks that may all run on every core of the node share them. Nobody is asked: a reader may be any process.
+    """
+    known = os.environ if environment is None else environment
+
+    def number(name: str) -> int | None:
+        text = known.get(name, "")
+        return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
+
+    n_node = os.cpu_count() or 1
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else n_node
+    n_ranks = next((found for name in _LOCAL_SIZES if (found := number(name)) is not None), 1)
+    if n == n_node:
+        n //= n_ranks
+    return max(1, min(n, number("SLURM_CPUS_PER_TASK") or n))
 
 
 def read_boxes(
@@ -108,7 +138,7 @@ class _Work:
 
     def run(self) -> None:
         """Do batches until there are no more, in any number of threads."""
-        scratch = Scratch()
+        scratch = DecodeScratch()
         while (given := self._next()) is not None:
             number, shard, batch = given
             error: BaseException | None = None

@@ -7,7 +7,7 @@ that are read with one call. Batches depend on nothing but the opened object and
 them share a cell, so threads may do them in any order.
 
 An inner chunk that is wanted whole, and is one stretch of memory in the output, is decoded right there. Any other goes
-through the `Scratch` of its thread, which holds one batch of encoded bytes and one decoded chunk, whatever is read.
+through the `DecodeScratch` of its thread, which holds one batch of encoded bytes and one decoded chunk, whatever is read.
 
 Everything in an object is untrusted: an index entry is compared with the object's size before a byte of it is read, and
 a chunk's checksum, and the size that its header claims, before a byte of it is decoded.
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from mpistream.zarr3.shard import MISSING, ShardSpec, Slices, parse_index
 
-__all__ = ["Batch", "OpenedObject", "Scratch", "plan_reads"]
+__all__ = ["Batch", "OpenedObject", "DecodeScratch", "plan_reads"]
 
 # Neighbours with a gap of at most this are read in one call: a seek costs more than the bytes between.
 _MAX_GAP_NBYTES = 64 * 1024
@@ -45,7 +45,7 @@ class OpenedObject(Protocol):
         """Fill a buffer from ``offset``; return the number of bytes, fewer only at the end."""
 
 
-class Scratch:
+class DecodeScratch:
     """What one thread reads and decodes through, used again and again."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Batch:
     """Sorted by offset."""
     out: NDArray[Any]
 
-    def decode(self, scratch: Scratch) -> None:
+    def decode(self, scratch: DecodeScratch) -> None:
         """Read the inner chunks, and decode them into the output.
 
         Not collective.

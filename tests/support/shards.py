@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.zarr3.codecs import ChunkCodec, profile_chain
-from mpistream.zarr3.extract import OpenedObject, Scratch, plan_reads
+from mpistream.zarr3.extract import DecodeScratch, OpenedObject, plan_reads
 from mpistream.zarr3.shard import ChunkEncoder, OpenShard, ShardSpec, parse_index
 
 __all__ = ["OpenedBytes", "entries_of", "joined", "make_spec", "read_box", "read_shard", "read_whole", "write_shard"]
@@ -74,7 +74,7 @@ def write_shard(
 
 def read_shard(spec: ShardSpec, opened: OpenedObject, box: Sequence[tuple[int, int]], out: Array) -> None:
     """Decode a box of a shard into an array."""
-    scratch = Scratch()
+    scratch = DecodeScratch()
     for batch in plan_reads(spec, opened, box, out):
         batch.decode(scratch)
 

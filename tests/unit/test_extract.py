@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpistream.errors import FormatError
 from mpistream.zarr3 import extract
 from mpistream.zarr3.codecs import ChunkCodec
-from mpistream.zarr3.extract import Scratch, plan_reads
+from mpistream.zarr3.extract import DecodeScratch, plan_reads
 from mpistream.zarr3.shard import ShardSpec, index_bytes
 from tests.support.shards import OpenedBytes, make_spec, read_box, read_shard, write_shard
 
@@ -123,7 +123,7 @@ def test_a_whole_chunk_is_decoded_where_it_belongs(chunk_shape, box, n_direct) -
     codec = Destinations()
     spec = ShardSpec(shard_shape=(1, 4, 6), chunk_shape=chunk_shape, codec=codec, fill=np.zeros((), "float32"))
     out = np.empty([b - a for a, b in box], "float32")
-    scratch = Scratch()
+    scratch = DecodeScratch()
     for batch in plan_reads(spec, OpenedBytes(write_shard(spec, [RECORD])), box, out):
         batch.decode(scratch)
     assert out.tolist() == RECORD[np.newaxis][tuple(slice(a, b) for a, b in box)].tolist()

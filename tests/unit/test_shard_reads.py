@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from mpistream import shard_reads
 from mpistream.errors import FormatError, StoreError
 from mpistream.memory_store import MemoryStore
-from mpistream.shard_reads import Wanted, read_boxes
+from mpistream.shard_reads import Wanted, n_cores, read_boxes
 from tests.support.shards import make_spec, write_shard
 
 SPEC = make_spec((1, 8, 6), (1, 2, 6), profile="fast")
@@ -149,3 +150,25 @@ def test_large_reads_use_the_cores_and_small_ones_do_not(monkeypatch) -> None:
     read(large)
     assert large.readers == {threading.current_thread().name, "mpistream-read"}
     assert shard_reads._MAX_THREADS == 8
+
+
+@pytest.mark.parametrize(
+    ("affinity", "environment", "expected"),
+    [
+        (8, {}, 8),
+        (3, {}, 3),
+        (8, {"SLURM_CPUS_PER_TASK": "2"}, 2),
+        (2, {"SLURM_CPUS_PER_TASK": "4"}, 2),
+        (8, {"MPI_LOCALNRANKS": "4"}, 2),
+        (8, {"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 2),
+        (8, {"MPI_LOCALNRANKS": "16"}, 1),
+        # Bound to cores of their own, ranks don't share them.
+        (2, {"MPI_LOCALNRANKS": "4"}, 2),
+        (8, {"MPI_LOCALNRANKS": "many", "SLURM_CPUS_PER_TASK": "0"}, 8),
+    ],
+)
+def test_cores_of_a_process(affinity, environment, expected, monkeypatch) -> None:
+    """Those it is bound to; what ranks of a node may all use, they share; never more than the job asked for."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(affinity)))
+    assert n_cores(environment) == expected
