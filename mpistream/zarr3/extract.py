@@ -7,7 +7,8 @@ that are read with one call. Batches depend on nothing but the opened object and
 them share a cell, so threads may do them in any order.
 
 An inner chunk that is wanted whole, and is one stretch of memory in the output, is decoded right there. Any other goes
-through the `DecodeScratch` of its thread. That holds one batch of encoded bytes and one decoded chunk, whatever is read.
+through the `DecodeScratch` of its thread, which holds one batch of encoded bytes and one decoded chunk, whatever is
+read.
 
 Everything in an object is untrusted: an index entry is compared with the object's size before a byte of it is read, and
 a chunk's checksum, and the size that its header claims, before a byte of it is decoded.
