@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from mpistream.errors import StoreError
+from mpistream.together import run_together
 
-__all__ = ["Buffer", "LocalStore"]
+__all__ = ["MAX_SYNC_THREADS", "Buffer", "LocalStore"]
+
+# A sync waits and does nothing else, so these are no matter of cores: so many wait together.
+MAX_SYNC_THREADS = 8
 
 Buffer = Any  # anything with the buffer protocol: bytes, memoryview, a contiguous numpy array
 
@@ -235,9 +241,14 @@ class LocalStore:
                 os.rename(source, target)
 
     def sync_folders(self, keys: Iterable[str]) -> None:
-        for folder in _folders_of(keys):
-            with self._errors("sync folder", folder, may_be_gone=True):
-                _sync_path(self._path(folder))
+        # Those of one depth together: what waits for a disk, or for a server, waits once.
+        for _, folders in itertools.groupby(_folders_of(keys), lambda folder: (folder == "", folder.count("/"))):
+            jobs = [partial(self._sync_folder, folder) for folder in folders]
+            run_together(jobs, min(len(jobs), MAX_SYNC_THREADS))
+
+    def _sync_folder(self, folder: str) -> None:
+        with self._errors("sync folder", folder, may_be_gone=True):
+            _sync_path(self._path(folder))
 
     def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:
         path = self._path(target)

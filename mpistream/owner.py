@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -13,12 +14,14 @@ from mpistream.commit import Decision, Fault, decide
 from mpistream.epoch import EpochState
 from mpistream.errors import CommitError, FencedError, MPIStreamError, StoreError
 from mpistream.lease import LeaseKeeper
+from mpistream.local_store import MAX_SYNC_THREADS, Buffer
 from mpistream.manifest import DROPPED_FOLDER, MANIFEST_KEY, Manifest, stage_folder
 from mpistream.options import Options
 from mpistream.ranges import difference, inside, union
 from mpistream.rows import SeriesRows
 from mpistream.staging import StagedObject, Stager
 from mpistream.store import Store
+from mpistream.together import run_together
 from mpistream.token import CommitReceipt, CommitToken
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import GROUP_KEY, Documents, chunk_key
@@ -322,25 +325,11 @@ class Owner:
 
 
 def put_documents(store: Store, stager: Stager, documents: Mapping[str, bytes], *, sync: bool) -> None:
-    """Stage all documents, then rename them one after the other.
+    """Stage all documents together, then rename them one after the other.
 
     Not collective.
     """
-    staged: dict[str, str] = {}
-    try:
-        for key, data in documents.items():
-            staged[key] = stager.name()
-            store.stage(staged[key], [data], sync=sync)
-    except StoreError:
-        # On a full disk what is staged already is what the next try needs.
-        for name in staged.values():
-            with contextlib.suppress(StoreError):
-                store.delete(name)
-        raise
-    for key, name in staged.items():
-        store.place(name, key)
-    if sync:
-        store.sync_folders(documents)
+    _put_objects(store, stager, {key: [data] for key, data in documents.items()}, sync=sync)
 
 
 def put_committed(store: Store, stager: Stager, manifest: Manifest, chunks: Sequence[int], *, sync: bool) -> None:
@@ -351,15 +340,30 @@ def put_committed(store: Store, stager: Stager, manifest: Manifest, chunks: Sequ
     array = manifest.schema.committed_array
     assert array is not None
     length = array.resolved_chunk_shape[0]
-    staged = {}
+    objects: dict[str, Sequence[Buffer]] = {}
     for chunk in chunks:
         values = np.zeros(length, bool)
         for a, b in inside(manifest.committed, chunk * length, (chunk + 1) * length):
             values[a - chunk * length : b - chunk * length] = True
-        pieces = ChunkCodec(array.chain, array.dtype).encode(values)
         key = chunk_key(array.name, manifest.schema.key_separator, (chunk,))
-        staged[key] = stager.name()
-        store.stage(staged[key], pieces, sync=sync)
+        objects[key] = ChunkCodec(array.chain, array.dtype).encode(values)
+    _put_objects(store, stager, objects, sync=sync)
+
+
+def _put_objects(store: Store, stager: Stager, objects: Mapping[str, Sequence[Buffer]], *, sync: bool) -> None:
+    """Stage small objects together, so that they wait for the disk once; rename them in their order."""
+    staged = {key: stager.name() for key in objects}
+    try:
+        run_together(
+            (partial(store.stage, staged[key], pieces, sync=sync) for key, pieces in objects.items()),
+            min(len(objects), MAX_SYNC_THREADS) if sync else 1,
+        )
+    except StoreError:
+        # On a full disk what is staged already is what the next try needs.
+        for name in staged.values():
+            with contextlib.suppress(StoreError):
+                store.delete(name)
+        raise
     for key, name in staged.items():
         store.place(name, key)
     if sync and staged:

@@ -1,10 +1,8 @@
 """Boxes out of many shards of a store, in a few threads where there is enough of it.
 
-The calling thread and its helpers take one batch of inner chunks after the other (`mpistream.zarr3.extract`). Who comes
-for the next one opens the next shard, if all of the last is given out; decoding, and most of reading, runs without
-Python's lock. A shard has one descriptor, which is closed with its last batch, so few are open at any time.
-
-The helpers live as long as the call: they cost some ten microseconds, and a process that forks has none of them.
+The threads take one batch of inner chunks after the other (`mpistream.zarr3.extract`). Who comes for the next one opens
+the next shard, if all of the last is given out; decoding, and most of reading, runs without Python's lock. A shard has
+one descriptor, which is closed with its last batch, so few are open at any time.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from mpistream.errors import FormatError
 from mpistream.store import ObjectReader, Readable
 from mpistream.tiling import Box
+from mpistream.together import run_together
 from mpistream.zarr3.extract import Batch, DecodeScratch, plan_reads
 from mpistream.zarr3.shard import ShardSpec
 
@@ -90,131 +90,66 @@ def read_boxes(
     StoreError
         When it can't be read.
     """
-    work = _Work(store, spec, wanted, absent)
     n_threads = 1
     if nbytes >= 2 * _NBYTES_PER_THREAD:
         n_threads = min(nbytes // _NBYTES_PER_THREAD, n_cores(), _MAX_THREADS)
-    helpers = [threading.Thread(target=work.run, name="mpistream-read", daemon=True) for _ in range(n_threads - 1)]
+    shards = _Shards(store, spec, absent)
     try:
-        for helper in helpers:
-            helper.start()
-        work.run()
+        run_together(shards.jobs(wanted), n_threads)
     finally:
-        work.stop()
-        for helper in helpers:
-            if helper.ident is not None:
-                helper.join()
-        work.close()
-    work.raise_first()
+        shards.close()
 
 
-class _Shard:
-    """A shard that is being read."""
+class _Shards:
+    """The shards that are open, and what is left to do of each."""
 
-    def __init__(self, key: str, opened: ObjectReader) -> None:
-        self.key = key
-        self.opened = opened
-        self.n_left = 0
-        """Batches that are not done; guarded by the work's lock."""
-
-
-class _Work:
-    """Batches that are given out one after the other."""
-
-    def __init__(
-        self, store: Readable, spec: ShardSpec, wanted: Iterable[Wanted], absent: Callable[[str, NDArray[Any]], None]
-    ) -> None:
+    def __init__(self, store: Readable, spec: ShardSpec, absent: Callable[[str, NDArray[Any]], None]) -> None:
         self._store = store
         self._spec = spec
         self._absent = absent
+        self._scratch = threading.local()
         self._lock = threading.Lock()
-        # All below is guarded by _lock.
-        self._batches = self._plan(wanted)
-        self._n_given = 0
-        self._is_stopped = False
-        self._open: dict[str, _Shard] = {}
-        # Number of a batch -> what went wrong. They are given out in order, so the first of all is among them.
-        self._errors: dict[int, BaseException] = {}
+        # Both by key, and guarded by _lock.
+        self._opened: dict[str, ObjectReader] = {}
+        self._n_left: dict[str, int] = {}
 
-    def run(self) -> None:
-        """Do batches until there are no more, in any number of threads."""
-        scratch = DecodeScratch()
-        while (given := self._next()) is not None:
-            number, shard, batch = given
-            error: BaseException | None = None
-            try:
-                batch.decode(scratch)
-            except FormatError as found:
-                error = _with_key(shard.key, found)
-            except BaseException as found:  # noqa: BLE001 (raised by the calling thread)
-                error = found
-            self._done(number, shard, error)
-
-    def _next(self) -> tuple[int, _Shard, Batch] | None:
-        with self._lock:
-            if self._is_stopped:
-                return None
-            try:
-                shard, batch = next(self._batches)
-            except StopIteration:
-                self._is_stopped = True
-                return None
-            except BaseException as error:  # noqa: BLE001 (raised by the calling thread)
-                self._fail(self._n_given, error)
-                return None
-            self._n_given += 1
-            return self._n_given - 1, shard, batch
-
-    def _plan(self, wanted: Iterable[Wanted]) -> Iterator[tuple[_Shard, Batch]]:
+    def jobs(self, wanted: Iterable[Wanted]) -> Iterator[Callable[[], None]]:
+        """Yield the batches, as calls that any thread may make; a shard is opened when its first one is asked for."""
         for key, box, out in wanted:
             opened = self._store.open(key)
             if opened is None:
                 self._absent(key, out)
                 continue
-            shard = self._open[key] = _Shard(key, opened)
+            with self._lock:
+                self._opened[key] = opened
             try:
                 batches = plan_reads(self._spec, opened, box, out)
             except FormatError as error:
-                raise _with_key(key, error) from error
-            shard.n_left = len(batches)
-            if not batches:
-                self._close(shard)
+                raise FormatError(f"{key}: {error}", kind=error.kind) from error
+            # One more for this loop: a shard of which nothing is read is closed, too.
+            self._n_left[key] = len(batches) + 1
             for batch in batches:
-                yield shard, batch
+                yield partial(self._decode, key, batch)
+            self._done(key)
 
-    def _done(self, number: int, shard: _Shard, error: BaseException | None) -> None:
+    def _decode(self, key: str, batch: Batch) -> None:
+        if not hasattr(self._scratch, "own"):
+            self._scratch.own = DecodeScratch()
+        try:
+            batch.decode(self._scratch.own)
+        except FormatError as error:
+            raise FormatError(f"{key}: {error}", kind=error.kind) from error
+        finally:
+            self._done(key)
+
+    def _done(self, key: str) -> None:
         with self._lock:
-            shard.n_left -= 1
-            if shard.n_left == 0:
-                self._close(shard)
-            if error is not None:
-                self._fail(number, error)
-
-    def _fail(self, number: int, error: BaseException) -> None:
-        self._errors[number] = error
-        self._is_stopped = True
-
-    def _close(self, shard: _Shard) -> None:
-        del self._open[shard.key]
-        shard.opened.close()
-
-    def stop(self) -> None:
-        """Give nothing more out."""
-        with self._lock:
-            self._is_stopped = True
+            self._n_left[key] -= 1
+            if self._n_left[key] == 0:
+                del self._n_left[key]
+                self._opened.pop(key).close()
 
     def close(self) -> None:
         """Close what an error left open; no thread is at work any more."""
-        for shard in list(self._open.values()):
-            self._close(shard)
-
-    def raise_first(self) -> None:
-        """Raise what went wrong first, in the order of what was wanted."""
-        if self._errors:
-            raise self._errors[min(self._errors)]
-
-
-def _with_key(key: str, error: FormatError) -> FormatError:
-    found = FormatError(f"{key}: {error}", kind=error.kind)
-    found.__cause__ = error
-    return found
+        for opened in self._opened.values():
+            opened.close()

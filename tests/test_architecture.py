@@ -16,7 +16,8 @@ PACKAGE = ROOT / "mpistream"
 # The layers, lowest first. A module may import those of the rows above its own, and those to its left.
 LAYERS = """
     _version  errors  zarr3  refresher
-    strings  names  times  block  rounding  tiling  ranges  options  local_store  store  memory_store  comm  agreement
+    strings  names  times  block  rounding  tiling  ranges  options  together
+    local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard  zarr3.splice  zarr3.extract
     description  region  grid  indices  rearrange  arrays  cf  schema
     layout  manifest  blobs  node
