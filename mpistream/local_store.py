@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 import shutil
 import stat
@@ -36,8 +35,8 @@ def _is_gone(error: OSError) -> bool:
     return error.errno in (errno.ENOENT, errno.ESTALE)
 
 
-def _folders_of(keys: Iterable[str]) -> list[str]:
-    """Return the folders whose entries name ``keys``, deepest first; the root only for keys right in it."""
+def _folders_of(keys: Iterable[str]) -> set[str]:
+    """Return the folders whose entries name ``keys``; the root only for keys right in it."""
     folders: set[str] = set()
     for key in keys:
         folder = key.rpartition("/")[0]
@@ -46,7 +45,7 @@ def _folders_of(keys: Iterable[str]) -> list[str]:
             folder = folder.rpartition("/")[0]
         if "/" not in key:
             folders.add("")
-    return sorted(folders, key=lambda f: (f == "", -f.count("/"), f))
+    return folders
 
 
 def _exists(path: str) -> bool:
@@ -241,10 +240,13 @@ class LocalStore:
                 os.rename(source, target)
 
     def sync_folders(self, keys: Iterable[str]) -> None:
-        # Those of one depth together: what waits for a disk, or for a server, waits once.
-        for _, folders in itertools.groupby(_folders_of(keys), lambda folder: (folder == "", folder.count("/"))):
-            jobs = [partial(self._sync_folder, folder) for folder in folders]
-            run_together(jobs, min(len(jobs), MAX_SYNC_THREADS))
+        # All at the same time: what waits for a disk, or for a server, waits once. Nothing hangs on their order, since
+        # before all are synced nobody is told of the keys.
+        folders = _folders_of(keys)
+        below = [partial(self._sync_folder, folder) for folder in folders if folder]
+        run_together(below, min(len(below), MAX_SYNC_THREADS))
+        if "" in folders:
+            self._sync_folder("")
 
     def _sync_folder(self, folder: str) -> None:
         with self._errors("sync folder", folder, may_be_gone=True):

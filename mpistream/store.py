@@ -94,7 +94,7 @@ class Writable(Protocol):
         """Rename a staged object to its key, replacing what is there."""
 
     def sync_folders(self, keys: Iterable[str]) -> None:
-        """Make the names of ``keys`` durable, from the leaf folder up to the first one below the root.
+        """Make the names of ``keys`` durable: all folders from the leaf up to the first one below the root, together.
 
         The root itself is synced, last, when one of the keys lies right in it.
         """

@@ -681,18 +681,17 @@ class TestLocalDurability:
         monkeypatch.setattr(os, "mkdir", log_mkdir)
         return seen
 
-    def test_a_file_is_synced_before_its_rename_and_folders_after_it_from_the_leaf_up(self, local, events):
+    def test_a_file_is_synced_before_its_rename_and_all_its_folders_after_it(self, local, events):
         local.stage("stage/1", [b"x"], sync=True)
         local.place("stage/1", "v/c/0/1")
         local.sync_folders(["v/c/0/1"])
-        assert [e for e in events if not e.startswith("mkdir")] == [
+        found = [e for e in events if not e.startswith("mkdir")]
+        assert found[:3] == [
             "fsync run.zarr/stage/1",
             "rename run.zarr/stage/1 run.zarr/v/c/0/1",  # the folder is missing
             "rename run.zarr/stage/1 run.zarr/v/c/0/1",
-            "fsync run.zarr/v/c/0",
-            "fsync run.zarr/v/c",
-            "fsync run.zarr/v",
         ]
+        assert sorted(found[3:]) == ["fsync run.zarr/v", "fsync run.zarr/v/c", "fsync run.zarr/v/c/0"]
 
     def test_nothing_is_synced_that_was_not_asked_for(self, local, events):
         local.stage("stage/1", [b"x"], sync=False)
@@ -706,10 +705,20 @@ class TestLocalDurability:
             local.place(f"stage/{i}", key)
         events.clear()
         local.sync_folders(["zarr.json", "v/c/0/0", "v/c/0/1", "v/c/1/0", "w/zarr.json"])
-        # Those of one depth together, in any order.
-        found = [sorted(events[:2]), events[2:3], sorted(events[3:5]), events[5:]]
-        expected = [["/v/c/0", "/v/c/1"], ["/v/c"], ["/v", "/w"], [""]]
-        assert found == [[f"fsync run.zarr{folder}" for folder in folders] for folders in expected]
+        *below, root = events
+        assert sorted(below) == [f"fsync run.zarr{folder}" for folder in ["/v", "/v/c", "/v/c/0", "/v/c/1", "/w"]]
+        assert root == "fsync run.zarr"
+
+    def test_folders_wait_for_the_disk_together(self, local, monkeypatch):
+        local.make_folder("v/c/0")
+        fsync, meeting = os.fsync, threading.Barrier(3)
+
+        def meet(fd: int) -> None:
+            meeting.wait(DEADLINE)
+            fsync(fd)
+
+        monkeypatch.setattr(os, "fsync", meet)
+        local.sync_folders(["v/c/0/1", "v/c/0/2"])
 
     def test_a_created_object_and_its_name_are_synced(self, local, events):
         assert local.create("stage/1", b"x") is True
@@ -749,8 +758,7 @@ class TestLocalDurability:
         local.move("v/c/0", "dropped/1/0")
         rename, *syncs = [e for e in events if not e.startswith("mkdir")]
         assert rename == "rename run.zarr/v/c/0 run.zarr/dropped/1/0"
-        assert sorted(syncs[:2]) == ["fsync run.zarr/dropped/1", "fsync run.zarr/v/c"]
-        assert sorted(syncs[2:]) == ["fsync run.zarr/dropped", "fsync run.zarr/v"]
+        assert sorted(syncs) == [f"fsync run.zarr/{folder}" for folder in ("dropped", "dropped/1", "v", "v/c")]
 
     def test_a_copy_is_synced_before_it_gets_its_name(self, local, events):
         local.make_folder("v")
