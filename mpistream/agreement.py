@@ -9,6 +9,11 @@ A plain MPI collective hangs for ever when one rank does not come. So:
 * *Answer.* Rank 0 sends each rank what it decided. At the first vote that says failure, at votes that do
   not match, or at the deadline, it sends everybody an error, also to those that have not come yet: they
   find it waiting when they do.
+* *Leaders.* Above about a thousand ranks rank 0 would be busy with messages. So the ranks form groups of neighbours, as
+  many groups as a group has ranks; the first of each sends on what its group votes, as it comes, and hands on what rank
+  0 answers to all of them. What ends an agreement in an error goes to every rank straight from rank 0, and what a rank
+  says when it leaves goes straight to rank 0: neither waits for a leader that is not in a call. A leader decides
+  nothing. While it has not come, what its group voted is not known, and rank 0 names the leader.
 * *Swap.* The pieces of a rearranged record travel straight between the ranks that hold and that write them.
 * *Gather.* Tokens travel in a real MPI gather, but a nonblocking one that is tested until a deadline.
 
@@ -19,8 +24,9 @@ may still be inside.
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from mpistream.comm import Transport, waiting
@@ -42,6 +48,12 @@ _PATIENCE = 1.25
 
 # Swaps have tags of their own, again and again the same; MPI promises tags up to 32,767.
 _N_SWAPS = 16_384
+
+# Up to so many ranks all messages go straight to rank 0: 1,000 of them take it some milliseconds.
+_LEADERS_ABOVE = 1000
+
+# Between votes, or answers, in one message. JSON has no bare newline.
+_NEXT = b"\n"
 
 # A message names so many ranks; of 10,000 that did not come nobody reads all.
 _MAX_NAMED = 8
@@ -68,8 +80,16 @@ class Channel:
         self.failure: MPIStreamError | None = None
         """Why the channel is dead, once it is."""
         self._left_at: int | None = None
-        # Votes that another channel looked at while it waited.
-        self._seen: deque[tuple[int, dict[str, Any]]] = deque()
+        # Votes that came together with others, or that another channel looked at while it waited.
+        self._seen: deque[dict[str, Any]] = deque()
+        # Number -> rank 0's answers to agreements that this rank has not come to yet.
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._group = math.isqrt(self.size) if self.size > _LEADERS_ABOVE else self.size
+        self._leader = self.rank - self.rank % self._group
+        # Of a leader other than rank 0, which hears and answers its own group like a leader does rank 0's.
+        self._members = range(0)
+        if self.rank == self._leader != 0:
+            self._members = range(self.rank + 1, min(self.rank + self._group, self.size))
 
     def exchange(
         self,
@@ -114,7 +134,7 @@ class Channel:
         if self.rank != 0:
             self._send_vote(n, operation, digest=digest, payload=payload, failure=failure)
             try:
-                return self._await_answer(n)
+                return self._await_answer(n, others)
             except MPIStreamError as error:
                 raise error from failure
         try:
@@ -132,8 +152,7 @@ class Channel:
             if isinstance(error, Exception):
                 raise error_from_json(document) from error
             raise
-        for rank in range(1, self.size):
-            self._transport.send(rank, _TAG_ANSWER, _dump({"n": n, "value": answers[rank]}))
+        self._answer(n, answers)
         return answers[0]
 
     def note(self, error: BaseException) -> None:
@@ -149,8 +168,8 @@ class Channel:
         payloads = {0: payload}
         for _ in waiting(self._timeout):
             # All that have come, before any conclusion: a rank that gave up takes its vote back with a second one.
-            while (found := self._seen.popleft() if self._seen else self._poll_vote()) is not None:
-                rank, vote = found
+            while (vote := self._seen.popleft() if self._seen else self._poll_vote()) is not None:
+                rank = vote["rank"]
                 # An older one comes from a rank that was late for an agreement that has failed since; but a rank that
                 # left will not come to this one either.
                 if vote["n"] == n or vote["operation"] == "leave":
@@ -159,8 +178,13 @@ class Channel:
             if len(payloads) == self.size:
                 return [payloads[rank] for rank in range(self.size)]
             for other in others:
-                other._refuse(operation, set(range(self.size)) - set(payloads))
-        missing = [rank for rank in range(self.size) if rank not in payloads]
+                other._refuse(operation, payloads)
+        # Of a group whose leader did not come nothing is known.
+        missing = [
+            rank
+            for rank in range(self.size)
+            if rank not in payloads and (rank % self._group == 0 or rank - rank % self._group in payloads)
+        ]
         more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
         raise CommitError(
             f"{operation}: rank {', '.join(map(str, missing[:_MAX_NAMED]))}{more} did not come within "
@@ -170,19 +194,33 @@ class Channel:
             rank=missing[0],
         )
 
-    def _poll_vote(self) -> tuple[int, dict[str, Any]] | None:
+    def _poll_vote(self) -> dict[str, Any] | None:
+        """Return one vote that has come; more of the same message are kept."""
         found = self._transport.poll(_TAG_ARRIVE)
-        return None if found is None else (found[0], json.loads(found[1]))
+        if found is None:
+            return None
+        first, *more = map(json.loads, found[1].split(_NEXT))
+        self._seen += more
+        return dict(first)
 
-    def _refuse(self, operation: str, missing: set[int]) -> None:
-        """End the agreement in which one of the ranks waits that are missing in another; raise for that one."""
+    def _relay_votes(self) -> None:
+        """On a leader, send on what its group has voted by now."""
+        votes = []
+        while self._members and (found := self._transport.poll(_TAG_ARRIVE)) is not None:
+            votes.append(found[1])
+        if votes:
+            self._transport.send(0, _TAG_ARRIVE, _NEXT.join(votes))
+
+    def _refuse(self, operation: str, present: Container[int]) -> None:
+        """End the agreement in which one of the ranks waits that are not present in another; raise for that one."""
         if not self.is_usable():
             return
         while (found := self._poll_vote()) is not None:
             self._seen.append(found)
-        for rank, vote in self._seen:
+        for vote in self._seen:
+            rank = vote["rank"]
             # One that leaves says so on every channel.
-            if rank in missing and vote["n"] == self._n and vote["operation"] != "leave":
+            if rank not in present and vote["n"] == self._n and vote["operation"] != "leave":
                 error = ProtocolError(
                     f"rank {rank} called {vote['operation']} of another writer, rank 0 {operation}; every rank must "
                     "make the same calls with the same writers",
@@ -213,8 +251,24 @@ class Channel:
             )
 
     def _answer_all(self, n: int, error: dict[str, Any]) -> None:
+        data = _dump({"n": n, "error": error})
         for rank in range(1, self.size):
-            self._transport.send(rank, _TAG_ANSWER, _dump({"n": n, "error": error}))
+            self._transport.send(rank, _TAG_ANSWER, data)
+
+    def _answer(self, n: int, values: Sequence[Any]) -> None:
+        """Send each rank its value: straight to those of the own group, to the others by way of their leaders."""
+        for first in range(0, self.size, self._group):
+            answers, known, data = [], object(), b""
+            for value in values[first : first + self._group]:
+                # Most answers say the same to all ranks.
+                if value is not known:
+                    known, data = value, _dump({"n": n, "value": value})
+                answers.append(data)
+            if first:
+                self._transport.send(first, _TAG_ANSWER, _NEXT.join(answers))
+                continue
+            for rank, answer in enumerate(answers[1:], 1):
+                self._transport.send(rank, _TAG_ANSWER, answer)
 
     def gather(self, data: bytes) -> list[bytes] | None:
         """Gather tokens on rank 0, after an agreement that all are there.
@@ -281,8 +335,7 @@ class Channel:
             self._answer_all(n, error_to_json(error, rank=None if isinstance(error, MPIStreamError) else 0))
             self.note(error)
             return
-        for rank in range(1, self.size):
-            self._transport.send(rank, _TAG_ANSWER, _dump({"n": n, "value": value}))
+        self._answer(n, [value] * self.size)
 
     def await_announcement(self) -> Any:
         """On another rank, wait for what `announce` sends; believe nothing else.
@@ -307,9 +360,9 @@ class Channel:
             raise self.failure
         return self._open_answer(answer)
 
-    def _await_answer(self, n: int) -> Any:
+    def _await_answer(self, n: int, others: Sequence[Channel]) -> Any:
         """Wait for rank 0's answer in agreement ``n``."""
-        answer = self._receive(n, _PATIENCE * self._timeout)
+        answer = self._receive(n, _PATIENCE * self._timeout, others)
         if answer is None:
             self.failure = CommitError(
                 f"rank 0 did not answer within {_PATIENCE * self._timeout:g} s: it did not come, or waits for "
@@ -322,14 +375,25 @@ class Channel:
             raise self.failure
         return self._open_answer(answer)
 
-    def _receive(self, n: int, timeout: float) -> dict[str, Any] | None:
-        """Return rank 0's message number ``n``, None when it does not come in time."""
+    def _receive(self, n: int, timeout: float, others: Sequence[Channel] = ()) -> dict[str, Any] | None:
+        """Return rank 0's message number ``n``, None when it does not come in time; a leader relays meanwhile."""
         for _ in waiting(timeout):
+            self._relay_votes()
+            for other in others:
+                # Its group may vote there, which rank 0 must see to end it.
+                if other.is_usable():
+                    other._relay_votes()
             while (found := self._transport.poll(_TAG_ANSWER)) is not None:
-                answer: dict[str, Any] = json.loads(found[1])
-                # An older one belongs to an agreement that this rank gave up or never came to.
+                own, *more = found[1].split(_NEXT)
+                for rank, data in zip(self._members, more, strict=False):
+                    self._transport.send(rank, _TAG_ANSWER, data)
+                answer = json.loads(own)
+                # An older one belongs to an agreement that this rank gave up or never came to. A newer one, an error
+                # straight from rank 0, has overtaken one that a leader hands on.
                 if answer["n"] >= n:
-                    return answer
+                    self._answers[answer["n"]] = answer
+            if n in self._answers:
+                return self._answers.pop(n)
         return None
 
     def _open_answer(self, answer: dict[str, Any]) -> Any:
@@ -343,8 +407,10 @@ class Channel:
         self, n: int, operation: str, *, digest: str = "", payload: Any = None, failure: MPIStreamError | None = None
     ) -> None:
         document = None if failure is None else error_to_json(failure, rank=self.rank)
-        vote = {"n": n, "operation": operation, "digest": digest, "payload": payload, "failure": document}
-        self._transport.send(0, _TAG_ARRIVE, _dump(vote))
+        vote = {"rank": self.rank, "n": n, "operation": operation, "digest": digest, "payload": payload}
+        # Who leaves may not wait for a leader, who may be in no call.
+        dest = 0 if operation == "leave" or self.rank == self._leader else self._leader
+        self._transport.send(dest, _TAG_ARRIVE, _dump({**vote, "failure": document}))
 
     def post_leave(self, error: BaseException) -> None:
         """Tell the others that this rank leaves because of ``error``, and that none may wait for it.
