@@ -110,7 +110,8 @@ def test_what_a_group_votes_is_seen_though_one_of_it_is_late() -> None:
 
 @pytest.mark.parametrize("bad", [3, 5])
 def test_who_leaves_is_heard_at_once(bad: int) -> None:
-    """A leader or one of its group: it says so to rank 0 itself, and rank 0 to every rank."""
+    """A leader, or one whose leader is in no call: it says so to rank 0 itself, and rank 0 to every rank."""
+    is_heard = threading.Event()
 
     def run(transport: MemoryTransport) -> Any:
         channel = Channel(transport, 20)
@@ -118,7 +119,10 @@ def test_who_leaves_is_heard_at_once(bad: int) -> None:
             channel.post_leave(ValueError("negative density"))
             channel.wait_left(5)
             return bad
+        if channel.rank == 3:
+            assert is_heard.wait(10)
         error = _error(lambda: channel.exchange("commit"))
+        is_heard.set()
         return error.rank
 
     assert run_ranks(11, run, timeout=15) == [bad] * 11
@@ -137,13 +141,26 @@ def test_a_group_that_calls_another_writer_is_refused() -> None:
     assert run_ranks(11, run, timeout=15) == [(ProtocolError, 5)] * 11
 
 
+class Overtaking(MemoryTransport):
+    """A transport on which the second message is there before the first, and a while passes between them."""
+
+    def poll(self, tag: int) -> tuple[int, bytes] | None:
+        if tag != ANSWER:
+            return super().poll(tag)
+        return COMING.pop(0) if COMING else None
+
+
+COMING: list[tuple[int, bytes] | None] = []
+
+
 def test_an_answer_that_was_overtaken_is_waited_for() -> None:
     """An error straight from rank 0 can come before the answer to an earlier agreement, which a leader hands on."""
-    world = MemoryWorld(11, 10)
-    rank_0, leader = MemoryTransport(world, 0), MemoryTransport(world, 3)
-    channel = Channel(MemoryTransport(world, 4), 10)
     error = {"class": "SchemaError", "message": "no", "kind": "schema", "rank": 1, "errno": None, "cause_text": None}
-    rank_0.send(4, ANSWER, json.dumps({"n": 1, "error": error}).encode())
-    leader.send(4, ANSWER, json.dumps({"n": 0, "value": "go"}).encode())
+    COMING[:] = [
+        (0, json.dumps({"n": 1, "error": error}).encode()),
+        None,
+        (3, json.dumps({"n": 0, "value": "go"}).encode()),
+    ]
+    channel = Channel(Overtaking(MemoryWorld(11, 10), 4), 10)
     assert channel.exchange("first") == "go"
     assert str(_error(lambda: channel.exchange("second"))) == "no"
