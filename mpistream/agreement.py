@@ -14,7 +14,8 @@ A plain MPI collective hangs for ever when one rank does not come. So:
   0 answers to all of them. What ends an agreement in an error goes to every rank straight from rank 0, and what a rank
   says when it leaves goes straight to rank 0: neither waits for a leader that is not in a call. A leader decides
   nothing. While it has not come, what its group voted is not known, and rank 0 names the leader.
-* *Swap.* The pieces of a rearranged record travel straight between the ranks that hold and that write them.
+* *Swap.* The pieces of a rearranged record travel straight between the ranks that hold and that write them. Whoever
+  waits for one looks for votes and answers meanwhile: a rank that leaves ends the wait of all.
 * *Gather.* Tokens travel in a real MPI gather, but a nonblocking one that is tested until a deadline.
 
 After a timeout the channel is dead: no more MPI on this communicator, and it is not freed, because a peer
@@ -29,7 +30,7 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
-from mpistream.comm import Transport, waiting
+from mpistream.comm import SwapTimeoutError, Transport, waiting
 from mpistream.errors import CommitError, MPIStreamError, ProtocolError, error_from_json, error_to_json
 
 __all__ = ["Channel"]
@@ -80,9 +81,9 @@ class Channel:
         self.failure: MPIStreamError | None = None
         """Why the channel is dead, once it is."""
         self._left_at: int | None = None
-        # Votes that came together with others, or that another channel looked at while it waited.
+        # Votes that were looked at before their turn.
         self._seen: deque[dict[str, Any]] = deque()
-        # Number -> rank 0's answers to agreements that this rank has not come to yet.
+        # Number -> rank 0's answer, looked at before its turn.
         self._answers: dict[int, dict[str, Any]] = {}
         self._group = math.isqrt(self.size) if self.size > _LEADERS_ABOVE else self.size
         self._leader = self.rank - self.rank % self._group
@@ -185,11 +186,9 @@ class Channel:
             for rank in range(self.size)
             if rank not in payloads and (rank % self._group == 0 or rank - rank % self._group in payloads)
         ]
-        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
         raise CommitError(
-            f"{operation}: rank {', '.join(map(str, missing[:_MAX_NAMED]))}{more} did not come within "
-            f"{self._timeout:g} s; every rank must make the same calls, and an exception on one rank must end them "
-            "all: start programs with python -m mpi4py",
+            f"{operation}: rank {_named(missing)} did not come within {self._timeout:g} s; every rank must make the "
+            "same calls, and an exception on one rank must end them all: start programs with python -m mpi4py",
             kind="timeout",
             rank=missing[0],
         )
@@ -210,6 +209,15 @@ class Channel:
             votes.append(found[1])
         if votes:
             self._transport.send(0, _TAG_ARRIVE, _NEXT.join(votes))
+
+    def _take_answers(self) -> None:
+        """Keep what rank 0 has answered by now for its turn; a leader hands on what is for its group."""
+        while (found := self._transport.poll(_TAG_ANSWER)) is not None:
+            own, *more = found[1].split(_NEXT)
+            for rank, data in zip(self._members, more, strict=False):
+                self._transport.send(rank, _TAG_ANSWER, data)
+            answer = json.loads(own)
+            self._answers[answer["n"]] = answer
 
     def _refuse(self, operation: str, present: Container[int]) -> None:
         """End the agreement in which one of the ranks waits that are not present in another; raise for that one."""
@@ -305,24 +313,45 @@ class Channel:
         Raises
         ------
         CommitError
-            Kind ``timeout`` after the timeout; the channel is dead. It is after any other exception, too: what was
-            sent and not taken must not be taken for something else.
+            Kind ``timeout`` after the timeout, with the first rank whose pieces are missing; kind ``left`` when another
+            rank has left. The channel is dead then, and after any other exception: what was sent and not taken must
+            not be taken for something else.
         """
         try:
             # By the number of the agreement: a piece that was left behind can't be taken for a later one.
-            self._transport.swap(sends, receives, self._timeout, self._n % _N_SWAPS)
-        except TimeoutError:
+            self._transport.swap(sends, receives, self._timeout, self._n % _N_SWAPS, self._look)
+        except SwapTimeoutError as timeout:
             error = CommitError(
-                f"rank {self.rank}: not all pieces of a record went and came within {self._timeout:g} s; nothing was "
-                "committed, and nothing more is by this writer",
+                f"rank {self.rank}: not all pieces of a record to or from rank {_named(timeout.ranks)} went and came "
+                f"within {self._timeout:g} s; nothing was committed, and nothing more is by this writer",
                 kind="timeout",
-                rank=self.rank,
+                rank=timeout.ranks[0],
             )
-            self.note(error)
+            self._leave(error)
             raise error from None
         except BaseException as error:
             self.post_leave(error)
             raise
+
+    def _look(self) -> None:
+        """While pieces move, raise for a rank that has left; whatever else came is kept for its turn."""
+        if self.rank == 0:
+            while (found := self._poll_vote()) is not None:
+                self._seen.append(found)
+            for vote in self._seen:
+                if vote["operation"] == "leave":
+                    error = error_from_json(vote["failure"])
+                    self.announce(error=error)
+                    self.failure = error
+                    raise error
+            return
+        self._relay_votes()
+        self._take_answers()
+        for n, answer in sorted(self._answers.items()):
+            if n >= self._n and answer.get("error", {}).get("kind") in _DEADLY:
+                # For all that follows, whatever the agreement: rank 0 goes on with none.
+                self._n = n + 1
+                self._open_answer(answer)
 
     def announce(self, value: Any = None, error: BaseException | None = None) -> None:
         """On rank 0, send every rank the outcome of what the last agreement began.
@@ -383,15 +412,10 @@ class Channel:
                 # Its group may vote there, which rank 0 must see to end it.
                 if other.is_usable():
                     other._relay_votes()
-            while (found := self._transport.poll(_TAG_ANSWER)) is not None:
-                own, *more = found[1].split(_NEXT)
-                for rank, data in zip(self._members, more, strict=False):
-                    self._transport.send(rank, _TAG_ANSWER, data)
-                answer = json.loads(own)
-                # An older one belongs to an agreement that this rank gave up or never came to. A newer one, an error
-                # straight from rank 0, has overtaken one that a leader hands on.
-                if answer["n"] >= n:
-                    self._answers[answer["n"]] = answer
+            self._take_answers()
+            # An older one belongs to an agreement that this rank gave up or never came to. A newer one, an error
+            # straight from rank 0, can have overtaken one that a leader hands on.
+            self._answers = {k: answer for k, answer in self._answers.items() if k >= n}
             if n in self._answers:
                 return self._answers.pop(n)
         return None
@@ -425,11 +449,15 @@ class Channel:
             rank=self.rank,
         )
         self._left_at = self._n
-        self._n += 1
+        self._leave(reason)
+
+    def _leave(self, reason: CommitError) -> None:
+        """Tell the others why this rank leaves; the channel is then dead."""
         if self.rank == 0:
-            self._answer_all(self._left_at, error_to_json(reason))
+            self._answer_all(self._n, error_to_json(reason))
         else:
-            self._send_vote(self._left_at, "leave", failure=reason)
+            self._send_vote(self._n, "leave", failure=reason)
+        self._n += 1
         self.failure = reason
 
     def wait_left(self, exit_timeout: float) -> None:
@@ -472,6 +500,11 @@ class Channel:
             self.failure = error
             return
         self.close()
+
+
+def _named(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
+    return ", ".join(map(str, ranks[:_MAX_NAMED])) + more
 
 
 def _dump(document: Mapping[str, Any]) -> bytes:

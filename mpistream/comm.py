@@ -15,7 +15,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from mpistream.errors import ProtocolError
 
-__all__ = ["MPITransport", "SerialTransport", "Transport", "connect", "is_one_of_many", "waiting"]
+__all__ = ["MPITransport", "SerialTransport", "SwapTimeoutError", "Transport", "connect", "is_one_of_many", "waiting"]
 
 _TAG_DATA = 1024  # and those behind it: of the pieces of records; the tags of agreements are below
 
@@ -33,6 +33,22 @@ _MAX_SLEEP_SECONDS = 0.005
 
 # So many messages may be held before those that have left are let go.
 _MIN_LOOK_AT = 16
+# Between two looks for messages while arrays move: a look costs microseconds, and whoever left is heard in time.
+_LOOK_SECONDS = 0.002
+
+
+class SwapTimeoutError(TimeoutError):
+    """Arrays of a swap that did not go or come in time.
+
+    Parameters
+    ----------
+    ranks
+        The ranks at their other ends.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        super().__init__(f"arrays to or from rank {', '.join(map(str, ranks))} did not go or come")
+        self.ranks = tuple(ranks)
 
 
 class Transport(Protocol):
@@ -60,11 +76,13 @@ class Transport(Protocol):
         receives: Sequence[tuple[int, NDArray[Any]]],
         timeout: float,
         tag: int,
+        look: Callable[[], None],
     ) -> None:
-        """Send and receive arrays of any strides; TimeoutError after ``timeout`` seconds.
+        """Send and receive arrays of any strides; SwapTimeoutError after ``timeout`` seconds.
 
         Between two ranks, what is sent and what is received are as many arrays of the same shapes and dtypes, in the
-        same order. Only calls with the same tag find each other.
+        same order. Only calls with the same tag find each other. Meanwhile ``look`` is called now and then; what it
+        raises ends the call.
         """
 
     def has_ranks_of(self, other: Transport) -> bool:
@@ -119,6 +137,7 @@ class SerialTransport:
         receives: Sequence[tuple[int, NDArray[Any]]],
         timeout: float,
         tag: int,
+        look: Callable[[], None],
     ) -> None:
         """There is nobody to swap with."""
 
@@ -224,6 +243,7 @@ class MPITransport:
         receives: Sequence[tuple[int, NDArray[Any]]],
         timeout: float,
         tag: int,
+        look: Callable[[], None],
     ) -> None:
         """Send and receive arrays with nonblocking point-to-point messages of derived datatypes."""
         arrays = [(peer, np.ascontiguousarray(a) if min(a.strides, default=1) <= 0 else a) for peer, a in sends]
@@ -234,10 +254,17 @@ class MPITransport:
             requests += [self._comm.Irecv(buffer, peer, _TAG_DATA + tag) for buffer, peer in ins]
             requests += [self._comm.Isend(buffer, peer, _TAG_DATA + tag) for buffer, peer in outs]
             # Large messages move only while MPI is called: who waits for them polls, and gives up the core in between.
-            deadline = time.monotonic() + timeout
+            looked = began = time.monotonic()
             while not self._mpi.Request.Testall(requests):
-                if time.monotonic() > deadline:
-                    raise TimeoutError
+                now = time.monotonic()
+                if now - began > timeout:
+                    peers = [peer for _, peer in (*ins, *outs)]
+                    missing = {p for r, p in zip(requests, peers, strict=True) if not r.Test()}
+                    if missing:
+                        raise SwapTimeoutError(sorted(missing))
+                if now - looked > _LOOK_SECONDS:
+                    look()
+                    looked = now
                 time.sleep(0)
         except BaseException:
             # MPI may still read and write them.

@@ -6,13 +6,16 @@ shards are rows, so all but one part of each box moves, in pieces that are not c
 usual way: everything is gathered on rank 0, which writes it. *hdf5*: as *shift*, with parallel HDF5 (collective
 writes, no filter) through Debian's python3-h5py-mpi, which root on a Debian gets installed if it is missing.
 
-Each turn is a process group of its own, in turns, in one run; medians. Cost is (x - aligned) / aligned. The last line
-is JSON. Fails if the cost of *shift* is above --target.
+The first four take turns record by record in one process group, hdf5 in one of its own; medians. Cost is
+(x - aligned) / aligned. What is asked is what moving costs in memory, messages and time of the cores, so the files lie
+in memory unless --folder says otherwise: a disk that stalls for the time of a record or two hides all of it. The last
+line is JSON. Fails if the cost of *shift* is above --target.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -23,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,78 +67,82 @@ def blocks_of(boxes: list[dict[str, tuple[int, int]]]) -> list[NDArray[np.float3
     return [field_of(np.arange(*box["y"]), np.arange(*box["x"])) for box in boxes]
 
 
-def timed(comm: Any, write: Callable[[int], None]) -> float:
-    """Return the seconds a record that all ranks together take."""
-    for i in range(N_WARM):
-        write(i)
-    comm.Barrier()
-    began = time.perf_counter()
-    for i in range(N_WARM, N_WARM + N_RECORDS):
-        write(i)
-    comm.Barrier()
-    return (time.perf_counter() - began) / N_RECORDS
-
-
-def run_mpistream(case: str, folder: Path) -> float:
-    from mpi4py import MPI
-
+@contextlib.contextmanager
+def stream(folder: Path, comm: Any, n_rows: int, boxes: Any) -> Iterator[Any]:
+    """Open a store of one field, in shards of 64 MiB and inner chunks of 1 MiB."""
     import mpistream as ms
 
-    comm = MPI.COMM_WORLD
-    boxes = boxes_of(case, comm.rank, comm.size)
-    blocks = blocks_of(boxes)
     schema = ms.StreamSchema(
-        dims={"time": None, "y": NY * comm.size, "x": NX},
+        dims={"time": None, "y": n_rows, "x": NX},
         time=ms.AppendTime(units="seconds since 2000-01-01"),
         variables={"u": ms.Variable(("time", "y", "x"), "float32")},
         shard_shape={"time": 1, "y": NY, "x": NX},
         chunk_shape={"time": 1, "y": 64, "x": NX},
     )
+    # Encoded and written in the caller: what moving costs is then not hidden by anything.
     options = ms.Options(durability="none", threads=0)
-    with ms.write_open(folder / "run.zarr", schema, comm=comm, region=boxes, options=options) as writer:
+    with ms.write_open(folder, schema, comm=comm, region=boxes, options=options) as writer:
+        yield writer
+
+
+@contextlib.contextmanager
+def mpistream(case: str, folder: Path) -> Iterator[Callable[[int], None]]:
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    boxes = boxes_of(case, comm.rank, comm.size)
+    blocks = blocks_of(boxes)
+    with stream(folder, comm, NY * comm.size, boxes) as writer:
 
         def write(i: int) -> None:
             writer.write_record(float(i), {"u": blocks if len(blocks) > 1 else blocks[0]})
             writer.commit()
 
-        return timed(comm, write)
+        yield write
 
 
-def run_gather(folder: Path) -> float:
+@contextlib.contextmanager
+def gather(folder: Path) -> Iterator[Callable[[int], None]]:
     """The usual way: rank 0 gathers the field and writes it, with the same codec and chunks."""
     from mpi4py import MPI
 
-    import mpistream as ms
-
     comm = MPI.COMM_WORLD
     block = np.concatenate(blocks_of(boxes_of("shift", comm.rank, comm.size)))
-    schema = ms.StreamSchema(
-        dims={"time": None, "y": NY * comm.size, "x": NX},
-        time=ms.AppendTime(units="seconds since 2000-01-01"),
-        variables={"u": ms.Variable(("time", "y", "x"), "float32")},
-        shard_shape={"time": 1, "y": NY, "x": NX},
-        chunk_shape={"time": 1, "y": 64, "x": NX},
-    )
-    whole = np.empty((comm.size * NY, NX), "float32") if comm.rank == 0 else None
-    writer = None
-    if comm.rank == 0:
-        options = ms.Options(durability="none", threads=0)
-        writer = ms.write_open(folder / "run.zarr", schema, comm=MPI.COMM_SELF, options=options)
+    if comm.rank > 0:
+        yield lambda i: comm.Gather(block, None, root=0)  # noqa: ARG005 (the record is rank 0's)
+        return
+    whole = np.empty((comm.size * NY, NX), "float32")
+    with stream(folder, MPI.COMM_SELF, NY * comm.size, None) as writer:
 
-    def write(i: int) -> None:
-        comm.Gather(block, whole, root=0)
-        if writer is not None and whole is not None:
+        def write(i: int) -> None:
+            comm.Gather(block, whole, root=0)
             writer.write_record(float(i), {"u": np.roll(whole, NY // 2, axis=0)})
             writer.commit()
-        comm.Barrier()
 
-    seconds = timed(comm, write)
-    if writer is not None:
-        writer.close()
-    return seconds
+        yield write
 
 
-def run_hdf5(folder: Path) -> float:
+def times_of_cases(folder: Path) -> dict[str, list[float]]:
+    """Return the seconds of each record, all ranks together; the cases take turns record by record."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    found: dict[str, list[float]] = {}
+    with contextlib.ExitStack() as stack:
+        writes = {c: stack.enter_context(mpistream(c, folder / c)) for c in ("aligned", "shift", "pencils")}
+        writes["gather"] = stack.enter_context(gather(folder / "gather"))
+        for i in range(N_WARM + N_RECORDS):
+            for case, write in writes.items():
+                comm.Barrier()
+                began = time.perf_counter()
+                write(i)
+                comm.Barrier()
+                if i >= N_WARM:
+                    found.setdefault(case, []).append(time.perf_counter() - began)
+    return found
+
+
+def times_of_hdf5(folder: Path) -> dict[str, list[float]]:
     """Parallel HDF5: every rank writes its boxes of a dataset, collectively, without a filter."""
     import h5py
     from mpi4py import MPI
@@ -144,10 +151,12 @@ def run_hdf5(folder: Path) -> float:
     boxes = boxes_of("shift", comm.rank, comm.size)
     blocks = blocks_of(boxes)
     n = N_WARM + N_RECORDS
+    found = []
     with h5py.File(folder / "run.h5", "w", driver="mpio", comm=comm) as file:
         data = file.create_dataset("u", (n, comm.size * NY, NX), "float32")
-
-        def write(i: int) -> None:
+        for i in range(n):
+            comm.Barrier()
+            began = time.perf_counter()
             # A rank with one box writes nothing in the second call, which is collective.
             for k in range(2):
                 with data.collective:
@@ -156,27 +165,22 @@ def run_hdf5(folder: Path) -> float:
                     else:
                         data[i, 0:0, :] = np.empty((0, NX), "float32")
             file.flush()
-
-        return timed(comm, write)
-
-
-CASES: dict[str, Callable[[Path], float]] = {
-    "aligned": lambda folder: run_mpistream("aligned", folder),
-    "shift": lambda folder: run_mpistream("shift", folder),
-    "pencils": lambda folder: run_mpistream("pencils", folder),
-    "gather": run_gather,
-    "hdf5": run_hdf5,
-}
+            comm.Barrier()
+            found.append(time.perf_counter() - began)
+    return {"hdf5": found[N_WARM:]}
 
 
-def turn(case: str, n_ranks: int, arguments: argparse.Namespace) -> float | None:
+TURNS: dict[str, Callable[[Path], dict[str, list[float]]]] = {"mpistream": times_of_cases, "hdf5": times_of_hdf5}
+
+
+def turn(name: str, n_ranks: int, arguments: argparse.Namespace) -> dict[str, list[float]] | None:
     python, mpiexec = sys.executable, os.environ.get("MPIEXEC", "mpiexec")
     environment = dict(os.environ)
-    if case == "hdf5":
+    if name == "hdf5":
         python, mpiexec = DEBIAN_PYTHON, DEBIAN_MPIEXEC
         environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     with tempfile.TemporaryDirectory(prefix="mpistream-rearrange-", dir=arguments.folder) as folder:
-        command = [*shlex.split(mpiexec), "-n", str(n_ranks), python, __file__, "--case", case, "--folder", folder]
+        command = [*shlex.split(mpiexec), "-n", str(n_ranks), python, __file__, "--turn", name, "--folder", folder]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
         try:
             output, _ = process.communicate(timeout=_TURN_SECONDS)
@@ -184,7 +188,7 @@ def turn(case: str, n_ranks: int, arguments: argparse.Namespace) -> float | None
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             return None
-    return float(output.split()[-1]) if process.returncode == 0 else None
+    return json.loads(output.splitlines()[-1]) if process.returncode == 0 else None
 
 
 def why_no_hdf5() -> str | None:
@@ -209,34 +213,35 @@ def why_no_hdf5() -> str | None:
 
 
 def measure(n_ranks: int, arguments: argparse.Namespace) -> dict[str, float]:
-    names = [name for name in CASES if name != "hdf5" or arguments.has_hdf5]
-    found: dict[str, list[float]] = {name: [] for name in names}
+    names = [name for name in TURNS if name != "hdf5" or arguments.has_hdf5]
+    found: dict[str, list[float]] = {}
     for _ in range(arguments.rounds):
         for name in tuple(names):
-            seconds = turn(name, n_ranks, arguments)
-            if seconds is not None:
-                found[name].append(seconds)
-            elif name == "hdf5":
+            times = turn(name, n_ranks, arguments)
+            for case, seconds in (times or {}).items():
+                found.setdefault(case, []).extend(seconds)
+            if times is None and name == "hdf5":
                 # Once is enough to wait for what does not end.
                 arguments.has_hdf5 = False
                 names.remove(name)
-    return {name: statistics.median(s) for name, s in found.items() if s}
+    return {case: statistics.median(seconds) for case, seconds in found.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", help="where to write; the system's folder for temporary files by default")
-    parser.add_argument("--rounds", type=int, default=5)
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    parser.add_argument("--folder", default=memory, help="where to write; /dev/shm by default")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--target", type=float, default=0.25)
-    parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
+    parser.add_argument("--turn", choices=TURNS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.case:
+    if arguments.turn:
         from mpi4py import MPI
 
-        seconds = CASES[arguments.case](Path(arguments.folder))
+        found = TURNS[arguments.turn](Path(arguments.folder))
         if MPI.COMM_WORLD.rank == 0:
-            print(seconds)
+            print(json.dumps(found))
         return 0
     reason = why_no_hdf5()
     arguments.has_hdf5 = reason is None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from mpistream.comm import MPITransport, connect
+from mpistream.comm import MPITransport, SwapTimeoutError, connect
 from mpistream.errors import ProtocolError
 from tests.support.collective import sync
 from tests.support.wait import wait_until
@@ -130,6 +130,10 @@ def _place_for(form: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return found
 
 
+def _nothing() -> None:
+    """Nobody leaves."""
+
+
 def test_swap_brings_arrays_of_any_strides(transport: MPITransport) -> None:
     """From one array into another that lies otherwise, in the order of each pair of ranks; with oneself, too."""
     size, rank = transport.size, transport.rank
@@ -137,7 +141,9 @@ def test_swap_brings_arrays_of_any_strides(transport: MPITransport) -> None:
     sources = sorted({rank, (rank - 1) % size, (rank - 2) % size})
     expected = [(source, form) for source in sources for form in _forms(source)]
     places = [_place_for(form) for _, form in expected]
-    transport.swap(sends, [(source, place) for (source, _), place in zip(expected, places, strict=True)], 20, 0)
+    transport.swap(
+        sends, [(source, place) for (source, _), place in zip(expected, places, strict=True)], 20, 0, _nothing
+    )
     for place, (_, form) in zip(places, expected, strict=True):
         np.testing.assert_array_equal(place, form)
         # Nothing was written between the cells.
@@ -150,7 +156,7 @@ def test_swap_brings_arrays_of_any_strides(transport: MPITransport) -> None:
 
 def test_swap_of_nothing_returns(transport: MPITransport) -> None:
     """A rank without a part in an exchange waits for nobody."""
-    transport.swap([], [], 0.0, 0)
+    transport.swap([], [], 0.0, 0, _nothing)
     transport.gather(b"", 20)
     transport.free()
 
@@ -160,13 +166,17 @@ def test_swap_ends_when_a_rank_does_not_come(comm: MPI.Intracomm, transport: MPI
     """Whoever waits for a piece gives up after the time it was given."""
     if comm.rank == 0:
         began = time.monotonic()
-        with pytest.raises(TimeoutError):
-            transport.swap([], [(1, np.zeros(3))], 0.5, 0)
+        looks: list[float] = []
+        with pytest.raises(SwapTimeoutError, match="arrays to or from rank 1 did not go or come") as caught:
+            transport.swap([], [(1, np.zeros(3))], 0.5, 0, lambda: looks.append(time.monotonic()))
+        assert caught.value.ranks == (1,)
+        # Now and then all the time, not once a round of the loop.
+        assert 5 < len(looks) < 260
         assert 0.5 <= time.monotonic() - began < 10
     sync(comm)
     if comm.rank == 1:
         # So that MPI can end: the message that rank 0 still waits for.
-        transport.swap([(0, np.ones(3))], [], 20, 0)
+        transport.swap([(0, np.ones(3))], [], 20, 0, _nothing)
 
 
 @pytest.mark.mpi(min_size=2)

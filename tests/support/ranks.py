@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeVar, overload
 
 from numpy.typing import NDArray
 
+from mpistream.comm import SwapTimeoutError
+
 __all__ = ["MemoryTransport", "MemoryWorld", "run_ranks"]
 
 T = TypeVar("T")
@@ -102,6 +104,7 @@ class MemoryTransport:
         receives: Sequence[tuple[int, NDArray[Any]]],
         timeout: float,
         tag: int,
+        look: Callable[[], None],
     ) -> None:
         """Copy arrays to the mailboxes of others, and those that come into ``receives``."""
         self._check(b"")
@@ -113,10 +116,11 @@ class MemoryTransport:
             world.changed.notify_all()
             for peer, array in receives:
                 while not world.arrays[peer, self.rank, tag]:
+                    look()
                     left = deadline - time.monotonic()
                     if left <= 0 or world.has_ended[peer]:
-                        raise TimeoutError(f"rank {self.rank} waits in swap for rank {peer}")
-                    world.changed.wait(left)
+                        raise SwapTimeoutError([peer])
+                    world.changed.wait(min(left, 0.01))
                 found = world.arrays[peer, self.rank, tag].popleft()
                 assert (found.shape, found.dtype) == (array.shape, array.dtype)
                 array[...] = found

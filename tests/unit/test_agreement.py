@@ -14,6 +14,7 @@ from mpistream import agreement
 from mpistream.agreement import Channel
 from mpistream.errors import CommitError, FormatError, MPIStreamError, ProtocolError, SchemaError, StoreError
 from tests.support.ranks import MemoryTransport, MemoryWorld, run_ranks
+from tests.support.wait import wait_until
 
 SIZES = [1, 2, 3, 8]
 
@@ -347,8 +348,69 @@ def test_swap_with_a_rank_that_does_not_come_ends_the_channel() -> None:
         return _facts(found[0])
 
     found = _channels(2, rank, timeout=0.2)
-    assert found[0][:3] == (CommitError, "timeout", 0)
-    assert "not all pieces of a record went and came within 0.2 s" in found[0][4]
+    assert found[0][:3] == (CommitError, "timeout", 1)
+    assert "rank 0: not all pieces of a record to or from rank 1 went and came within 0.2 s" in found[0][4]
+
+
+@pytest.mark.parametrize("leaver", [0, 1, 2])
+def test_who_waits_in_a_swap_hears_that_a_rank_has_left(leaver: int) -> None:
+    """At once, whichever rank it is and whether or not its own pieces come from there; the channel is dead."""
+
+    def rank(channel: Channel) -> Any:
+        if channel.rank == leaver:
+            channel.post_leave(KeyboardInterrupt("enough"))
+            # So that it has not ended when the others look.
+            channel.wait_left(10)
+            return None
+        other = 3 - leaver - channel.rank
+        error = _error(lambda: channel.swap([], [(other, np.zeros(2))]))
+        assert channel.failure is error
+        return _facts(error)
+
+    began = time.monotonic()
+    found = _channels(3, rank)
+    assert time.monotonic() - began < 8
+    expected = (CommitError, "left", leaver)
+    assert [f and f[:3] for f in found] == [None if r == leaver else expected for r in range(3)]
+    assert all("KeyboardInterrupt: enough" in f[4] for f in found if f)
+
+
+def test_what_comes_while_pieces_move_is_kept_for_its_turn() -> None:
+    """Votes on rank 0, an answer on another rank: an error of the next agreement does not end the swap before it."""
+    channels: dict[int, Channel] = {}
+    has_come = threading.Barrier(3)
+
+    def rank(channel: Channel) -> Any:
+        channels[channel.rank] = channel
+        has_come.wait(10)
+        into = np.zeros(2)
+        if channel.rank == 0:
+            # The other ranks are in a swap while this one fails in the next agreement.
+            error = _error(lambda: channel.exchange("next", failure=StoreError("no space", kind="io", errno=28)))
+        elif channel.rank == 1:
+            channel.swap([], [(2, into)])
+            error = _error(lambda: channel.exchange("next"))
+        else:
+            wait_until(lambda: channels[1]._answers, 10, "the answer at rank 1")
+            channel.swap([(1, np.array([3.0, 4.0]))], [])
+            error = _error(lambda: channel.exchange("next"))
+        # A vote that comes while rank 0 waits for a piece counts in the agreement that follows.
+        if channel.rank == 0:
+            channel.swap([], [(2, into)])
+            values = channel.exchange("last", answer=lambda payloads: [payloads] * 3)
+        elif channel.rank == 1:
+            values = channel.exchange("last", payload="early")
+        else:
+            wait_until(lambda: any(v["operation"] == "last" for v in channels[0]._seen), 10, "the vote at rank 0")
+            channel.swap([(0, np.array([5.0, 6.0]))], [])
+            values = channel.exchange("last")
+        return (*_facts(error)[:2], into.tolist(), values)
+
+    assert _channels(3, rank) == [
+        (StoreError, "io", [5.0, 6.0], [None, "early", None]),
+        (StoreError, "io", [3.0, 4.0], [None, "early", None]),
+        (StoreError, "io", [0.0, 0.0], [None, "early", None]),
+    ]
 
 
 # ---- several channels --------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def test_serial_transport_has_one_rank_and_no_messages() -> None:
     transport.send(0, 1, b"x")
     assert transport.poll(1) is None
     assert transport.gather(b"token", 1) == [b"token"]
-    transport.swap([], [], 1, 0)
+    transport.swap([], [], 1, 0, lambda: None)
     transport.free()
     assert transport.is_usable() is True
 
