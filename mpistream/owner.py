@@ -6,25 +6,20 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-
-import numpy as np
 
 from mpistream.commit import Decision, Fault, decide
 from mpistream.epoch import EpochState
 from mpistream.errors import CommitError, FencedError, MPIStreamError, StoreError
 from mpistream.lease import LeaseKeeper
-from mpistream.local_store import MAX_SYNC_THREADS, Buffer
 from mpistream.manifest import DROPPED_FOLDER, MANIFEST_KEY, Manifest, stage_folder
 from mpistream.options import Options
-from mpistream.ranges import difference, inside, union
+from mpistream.publishing import make_rows, put_committed, put_documents, shared_rows
+from mpistream.ranges import difference, union
 from mpistream.rows import SeriesRows
 from mpistream.staging import StagedObject, Stager
 from mpistream.store import Store
-from mpistream.together import run_together
 from mpistream.token import CommitReceipt, CommitToken
-from mpistream.zarr3.codecs import ChunkCodec
-from mpistream.zarr3.metadata import GROUP_KEY, Documents, chunk_key
+from mpistream.zarr3.metadata import GROUP_KEY, Documents
 
 __all__ = ["Owner", "Prepared", "commit_error", "fault_error"]
 
@@ -141,6 +136,7 @@ class Owner:
         self._published = manifest.committed if is_published else ()
         self._is_published = is_published
         self._must_delete_dropped = False
+        self._shared = () if epoch is None else shared_rows(schema, epoch)
 
     def decide(self, tokens: Sequence[CommitToken], times: Sequence[float]) -> Decision:
         """Return the decision over tokens; it raises the faults as one error.
@@ -284,6 +280,7 @@ class Owner:
                 self._stager.remove(DROPPED_FOLDER)
                 self._must_delete_dropped = False
             self._is_published = True
+            make_rows(self._store, self._stager, self._shared, n, sync=self._is_durable)
         except (FencedError, StoreError) as error:
             text = f"committed, but the Zarr documents lag behind until the next commit or resume: {error}"
             _log.warning("%s: %s", self._store.url, text)
@@ -322,49 +319,3 @@ class Owner:
         if self.keeper is not None:
             self.keeper.close()
         self._stager.close()
-
-
-def put_documents(store: Store, stager: Stager, documents: Mapping[str, bytes], *, sync: bool) -> None:
-    """Stage all documents together, then rename them one after the other.
-
-    Not collective.
-    """
-    _put_objects(store, stager, {key: [data] for key, data in documents.items()}, sync=sync)
-
-
-def put_committed(store: Store, stager: Stager, manifest: Manifest, chunks: Sequence[int], *, sync: bool) -> None:
-    """Write chunks of the ``committed`` array.
-
-    Not collective.
-    """
-    array = manifest.schema.committed_array
-    assert array is not None
-    length = array.resolved_chunk_shape[0]
-    objects: dict[str, Sequence[Buffer]] = {}
-    for chunk in chunks:
-        values = np.zeros(length, bool)
-        for a, b in inside(manifest.committed, chunk * length, (chunk + 1) * length):
-            values[a - chunk * length : b - chunk * length] = True
-        key = chunk_key(array.name, manifest.schema.key_separator, (chunk,))
-        objects[key] = ChunkCodec(array.chain, array.dtype).encode(values)
-    _put_objects(store, stager, objects, sync=sync)
-
-
-def _put_objects(store: Store, stager: Stager, objects: Mapping[str, Sequence[Buffer]], *, sync: bool) -> None:
-    """Stage small objects together, so that they wait for the disk once; rename them in their order."""
-    staged = {key: stager.name() for key in objects}
-    try:
-        run_together(
-            (partial(store.stage, staged[key], pieces, sync=sync) for key, pieces in objects.items()),
-            min(len(objects), MAX_SYNC_THREADS) if sync else 1,
-        )
-    except StoreError:
-        # On a full disk what is staged already is what the next try needs.
-        for name in staged.values():
-            with contextlib.suppress(StoreError):
-                store.delete(name)
-        raise
-    for key, name in staged.items():
-        store.place(name, key)
-    if sync and staged:
-        store.sync_folders(staged)

@@ -24,7 +24,7 @@ LAYERS = """
     zarr3.metadata  zarr3.snapshot  zarr3.document
     shard_reads  array_reader  foreign
     token  epoch  decomposition  plan  commit
-    lease  staging  rows  recovery  hierarchy
+    lease  staging  publishing  rows  recovery  hierarchy
     rank_writer  record  mover
     owner
     reader
