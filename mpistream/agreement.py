@@ -210,14 +210,17 @@ class Channel:
         if votes:
             self._transport.send(0, _TAG_ARRIVE, _NEXT.join(votes))
 
-    def _take_answers(self) -> None:
-        """Keep what rank 0 has answered by now for its turn; a leader hands on what is for its group."""
-        while (found := self._transport.poll(_TAG_ANSWER)) is not None:
-            own, *more = found[1].split(_NEXT)
-            for rank, data in zip(self._members, more, strict=False):
-                self._transport.send(rank, _TAG_ANSWER, data)
-            answer = json.loads(own)
-            self._answers[answer["n"]] = answer
+    def _take_answer(self) -> bool:
+        """Keep one answer of rank 0 for its turn, if any has come; a leader hands on what is for its group."""
+        found = self._transport.poll(_TAG_ANSWER)
+        if found is None:
+            return False
+        own, *more = found[1].split(_NEXT)
+        for rank, data in zip(self._members, more, strict=False):
+            self._transport.send(rank, _TAG_ANSWER, data)
+        answer = json.loads(own)
+        self._answers[answer["n"]] = answer
+        return True
 
     def _refuse(self, operation: str, present: Container[int]) -> None:
         """End the agreement in which one of the ranks waits that are not present in another; raise for that one."""
@@ -346,7 +349,8 @@ class Channel:
                     raise error
             return
         self._relay_votes()
-        self._take_answers()
+        while self._take_answer():
+            pass
         for n, answer in sorted(self._answers.items()):
             if n >= self._n and answer.get("error", {}).get("kind") in _DEADLY:
                 # For all that follows, whatever the agreement: rank 0 goes on with none.
@@ -412,7 +416,8 @@ class Channel:
                 # Its group may vote there, which rank 0 must see to end it.
                 if other.is_usable():
                     other._relay_votes()
-            self._take_answers()
+            while n not in self._answers and self._take_answer():
+                pass
             # An older one belongs to an agreement that this rank gave up or never came to. A newer one, an error
             # straight from rank 0, can have overtaken one that a leader hands on.
             self._answers = {k: answer for k, answer in self._answers.items() if k >= n}
