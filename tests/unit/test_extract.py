@@ -131,3 +131,15 @@ def test_a_whole_chunk_is_decoded_where_it_belongs(chunk_shape, box, n_direct) -
     others = [given for given in codec.given if not np.shares_memory(given, out)]
     assert len(direct) == n_direct
     assert all(given is others[0] for given in others)
+
+
+def test_strings_are_decoded_to_memory_of_their_own() -> None:
+    """Of any length, so no buffer fits them; others write them in shards, and the box's cells are read."""
+    dtype = np.dtypes.StringDType()
+    codec = ChunkCodec([{"name": "vlen-utf8"}, {"name": "crc32c"}], dtype)
+    spec = ShardSpec(shard_shape=(1, 4), chunk_shape=(1, 2), codec=codec, fill=np.array("none", dtype))
+    encoded = b"".join(map(bytes, codec.encode(np.array([["a", "böö" * 20]], dtype))))
+    data = encoded + index_bytes(np.array([[0, len(encoded)], [MISSING, MISSING]], np.uint64))
+    out = np.empty((1, 3), dtype)
+    read_shard(spec, OpenedBytes(data), [(0, 1), (1, 4)], out)
+    assert out.tolist() == [["böö" * 20, "none", "none"]]
