@@ -6,6 +6,8 @@ rank 0, which verifies that they tile the store and only then commits.
 
 from mpistream._version import __version__
 from mpistream.carrying import commit_tokens
+from mpistream.checkpoints import CheckpointPair
+from mpistream.decomposition import decompose
 from mpistream.description import AppendTime, Coordinate, IndexedTime, Staggered, Variable
 from mpistream.errors import (
     AlignmentError,
@@ -20,23 +22,26 @@ from mpistream.errors import (
     TilingError,
 )
 from mpistream.indices import Indices
-from mpistream.layout import decompose, suggest_layout
+from mpistream.layout import suggest_layout
 from mpistream.node import Node
 from mpistream.options import Options
 from mpistream.parallel import StreamWriter
 from mpistream.parts import PartWriter, write_open_part
 from mpistream.plan import Plan, plan
+from mpistream.preemption import PreemptionGuard
 from mpistream.reader import StoreReader, open_reader, read_blob, read_output_manifest, read_record, read_static
 from mpistream.region import Region
-from mpistream.repairing import repair
+from mpistream.repairing import repair, truncate
 from mpistream.schema import StreamSchema, schema_fingerprint
 from mpistream.session import write_open, write_resume
 from mpistream.several import commit_all
 from mpistream.token import CommitReceipt, CommitToken
+from mpistream.verify import verify
 
 __all__ = [
     "AlignmentError",
     "AppendTime",
+    "CheckpointPair",
     "CommitError",
     "CommitReceipt",
     "CommitToken",
@@ -50,6 +55,7 @@ __all__ = [
     "Options",
     "PartWriter",
     "Plan",
+    "PreemptionGuard",
     "ProtocolError",
     "Region",
     "ResumeError",
@@ -74,6 +80,8 @@ __all__ = [
     "repair",
     "schema_fingerprint",
     "suggest_layout",
+    "truncate",
+    "verify",
     "write_open",
     "write_open_part",
     "write_resume",

@@ -15,8 +15,9 @@ from mpistream.manifest import DROPPED_FOLDER, MANIFEST_KEY, Manifest, stage_fol
 from mpistream.options import Options
 from mpistream.publishing import make_rows, put_committed, put_documents, shared_rows
 from mpistream.ranges import difference, union
-from mpistream.rows import SeriesRows
-from mpistream.staging import StagedObject, Stager
+from mpistream.series import SeriesRows
+from mpistream.staged import StagedObject
+from mpistream.staging import Stager
 from mpistream.store import Store
 from mpistream.token import CommitReceipt, CommitToken
 from mpistream.zarr3.metadata import GROUP_KEY, Documents

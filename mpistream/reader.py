@@ -5,10 +5,11 @@ A store that holds no stream is read as well, as far as Zarr goes: see `mpistrea
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,7 +24,7 @@ from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
 from mpistream.foreign import ForeignStore
 from mpistream.grid import held_boxes
-from mpistream.indices import Indices
+from mpistream.indices import Axis, Indices, axes_of, axis_lengths, numbers_of, parts_of
 from mpistream.manifest import (
     BLOBS_FOLDER,
     FOLDER,
@@ -244,7 +245,8 @@ class StoreReader:
         return np.array(values[slice(*box[0])])
 
     def _mask(self) -> NDArray[np.bool_]:
-        mask = np.zeros(self.n_records, bool)
+        mask = _room("committed", [self.n_records], np.dtype(bool))
+        mask[:] = False
         for start, stop in self.committed:
             mask[start:stop] = True
         return mask
@@ -266,11 +268,12 @@ class StoreReader:
         index
             The record; negative counts from the last committed one.
         region
-            Dim -> (start, stop); a dim left out is whole.
+            Dim -> (start, stop), a dim left out is whole; or `Indices`, of which only the shards are read that have
+            such cells, one after the other.
 
         Returns
         -------
-        The region's cells without the time dim, in native byte order.
+        The region's cells without the time dim, in native byte order; with indices in their order.
 
         Raises
         ------
@@ -292,9 +295,9 @@ class StoreReader:
         if not covers(self.committed, i):
             raise self._not_committed(name, i)
         if array.role is Role.SERIES:
-            self._box(array, region)
+            self._axes(array, region)
             return np.asarray(self._series(array, i, i + 1)[0])
-        return np.asarray(self._read(array, (i, i + 1), self._box(array, region))[0])
+        return np.asarray(self._read(array, (i, i + 1), self._axes(array, region))[0])
 
     @staticmethod
     def _not_committed(name: str, record: int) -> SchemaError:
@@ -310,7 +313,7 @@ class StoreReader:
         name
             The static or coordinate.
         region
-            Dim -> (start, stop); a dim left out is whole.
+            As in `read_record`.
 
         Raises
         ------
@@ -324,7 +327,7 @@ class StoreReader:
         array = self._array(name, has_time=False)
         if array.role is Role.STATIC and name not in self.manifest.statics:
             raise SchemaError(f"static {name!r} is not committed", kind="not_committed")
-        return self._read(array, None, self._box(array, region))
+        return self._read(array, None, self._axes(array, region))
 
     def read_blob(self, key: str, scope: int | str = "static", writer: int = 0) -> bytes:
         """Return a committed blob.
@@ -419,33 +422,69 @@ class StoreReader:
         if isinstance(region, Region) and set(region.dims) <= set(self.schema.partitioned_dims):
             return _held_box(array, region)
         if isinstance(region, Indices):
-            raise SchemaError("a region to read is a box, not indices; read a box and take the cells", kind="region")
+            raise SchemaError("indices are for read_record and read_static; give a box here", kind="region")
         if not isinstance(region, Mapping):
             raise SchemaError(f"a region is a mapping dim -> (start, stop), not {type(region).__name__}", kind="region")
+        self._check_dims(array, region)
+        return box_of_mapping(region, dict(zip(array.space_dims, array.shape, strict=True)))
+
+    def _check_dims(self, array: ArraySpec, region: Mapping[str, Any]) -> None:
         # A rank's region names all partitioned dims, also those that this array lacks.
         if unknown := [dim for dim in region if dim not in self.schema.dims or dim == self.schema.time_dim]:
             raise SchemaError(
                 f"region: {unknown[0]!r} is no dim of a record of {array.name!r}; it has {array.space_dims}",
                 kind="region",
             )
-        return box_of_mapping(region, dict(zip(array.space_dims, array.shape, strict=True)))
 
-    def _read(self, array: ArraySpec, records: tuple[int, int] | None, box: Box) -> NDArray[Any]:
-        """Return a box of an array without time, or of records, which are then the first dim."""
+    def _axes(self, array: ArraySpec, region: Mapping[str, Any] | None) -> Sequence[Axis]:
+        if not isinstance(region, Indices):
+            return self._box(array, region)
+        self._check_dims(array, region)
+        for dim, numbers in region.items():
+            length = self.schema.dims[dim]
+            if numbers.max(initial=-1) >= (length or 0):
+                raise SchemaError(
+                    f"indices of dim {dim!r} contain {numbers.max()}, its length is {length}", kind="region"
+                )
+        # A staggered dim may be named itself; otherwise it follows the other one, as it does where it is written.
+        axes = zip(array.space_dims, axes_of(array.grid, region), strict=True)
+        return [region.get(dim, axis) for dim, axis in axes]
+
+    def _read(self, array: ArraySpec, records: tuple[int, int] | None, axes: Sequence[Axis]) -> NDArray[Any]:
+        """Return a part of an array without time, or of records, which are then the first dim."""
         start, stop = records or (0, 0)
-        out = np.empty([*((stop - start,) if records else ()), *(b - a for a, b in box)], array.dtype)
+        out = _room(array.name, [*((stop - start,) if records else ()), *axis_lengths(axes)], array.dtype)
         if out.size == 0:
             return out
         error = None
+        box = tuple(axis for axis in axes if isinstance(axis, tuple))
+        by_record = out if records else out[np.newaxis]
         try:
-            if array.is_whole:
-                self._arrays.read_chunks(array, box, out)
+            if len(box) == len(axes):
+                self._decode(array, start, box, by_record)
             else:
-                self._arrays.read_shards(array, start, box, out if records else out[np.newaxis])
+                self._decode_cells(array, start, axes, by_record)
         except FormatError as found:
             error = found
         self._confirm(start, stop, error)
         return out
+
+    def _decode(self, array: ArraySpec, start: int, box: Box, out: NDArray[Any]) -> None:
+        if array.is_whole:
+            self._arrays.read_chunks(array, box, out[0, ...])  # ... keeps an array without dims an array
+        else:
+            self._arrays.read_shards(array, start, box, out)
+
+    def _decode_cells(self, array: ArraySpec, start: int, axes: Sequence[Axis], out: NDArray[Any]) -> None:
+        """Decode shard by shard what has cells of an index list, so that no more than a shard is held beside them."""
+        parts = [list(parts_of(axis, n)) for axis, n in zip(axes, array.grid.shard_shape, strict=True)]
+        records = np.arange(len(out))
+        for part in itertools.product(*parts):
+            box = tuple(interval for interval, _, _ in part)
+            block = np.empty([len(out), *(b - a for a, b in box)], array.dtype)
+            self._decode(array, start, box, block)
+            into = np.ix_(records, *(numbers_of(at) for _, _, at in part))
+            out[into] = block[np.ix_(records, *(numbers_of(at) for _, at, _ in part))]
 
     def _confirm(self, start: int, stop: int, error: FormatError | None = None) -> None:
         """After a read of records, make sure that they are still those of this state.
@@ -471,7 +510,7 @@ class StoreReader:
             raise error
 
     def _series(self, array: ArraySpec, start: int, stop: int) -> NDArray[Any]:
-        out, error = np.empty(stop - start, array.dtype), None
+        out, error = _room(array.name, [stop - start], array.dtype), None
         try:
             self._arrays.read_series(array, start, out)
         except FormatError as found:
@@ -571,6 +610,18 @@ class StoreReader:
         else:
             # The other ranks must not wait for this one in their next call.
             self._channel.post_leave(exc)
+
+
+def _room(name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array for what is read; how large it is may be what a store claims."""
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError) as error:
+        raise SchemaError(
+            f"{name!r}: {' x '.join(map(str, shape))} values of {dtype.name} are too many for memory; read a smaller "
+            "region",
+            kind="region",
+        ) from error
 
 
 def _held_box(array: ArraySpec, region: Region) -> Box:

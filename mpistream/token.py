@@ -16,7 +16,7 @@ import numpy as np
 from mpistream.errors import FormatError
 from mpistream.manifest import Manifest
 from mpistream.ranges import Ranges, count
-from mpistream.region import Region
+from mpistream.region import AnyRegion, region_from_json
 
 __all__ = ["CommitReceipt", "CommitToken", "times_sha256"]
 
@@ -65,7 +65,7 @@ class CommitToken:
     n_blobs: int
     n_packs: int
     """Packs of blobs in place, 0 or 1."""
-    region: Region
+    region: AnyRegion
     n_objects: int
     nbytes: int
     """Bytes on disk."""
@@ -176,7 +176,7 @@ def _writer_fields(document: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "writer": operator.index(document["writer"]),
         "nbytes": operator.index(document["nbytes"]),
-        "region": Region.from_json(document["region"]),
+        "region": region_from_json(document["region"]),
     }
 
 

@@ -16,24 +16,26 @@ PACKAGE = ROOT / "mpistream"
 # The layers, lowest first. A module may import those of the rows above its own, and those to its left.
 LAYERS = """
     _version  errors  zarr3  refresher
-    strings  names  times  block  rounding  tiling  ranges  options  together
+    strings  names  times  block  rounding  tiling  ranges  options  cores  together
     local_store  store  memory_store  comm  agreement
+    walltime  preemption
     zarr3.codecs  zarr3.shard  zarr3.splice  zarr3.extract
     description  region  grid  indices  rearrange  arrays  cf  schema
-    layout  manifest  blobs  node
+    layout  manifest  blobs  node  holding
     zarr3.metadata  zarr3.snapshot  zarr3.document
     shard_reads  array_reader  foreign
     token  epoch  decomposition  plan  commit
-    lease  staging  publishing  rows  recovery  hierarchy
+    fence  lease  stats  pipeline  staged  staging  publishing  lent  rows  series  recovery  hierarchy
     rank_writer  record  mover
     owner
     reader
     committing  indexing  opening  creating  resuming  repairing  carrying
-    parallel  several  session  parts
+    parallel  several  session  parts  checkpoints
+    checks  inspection  verify
     __init__
-    info
+    info  benchmarking
     cli  cli.terminal
-    cli.commit  cli.info  cli.plan  cli.repair
+    cli.bench  cli.commit  cli.info  cli.plan  cli.repair  cli.truncate  cli.verify
     cli.verbs
     __main__
 """
@@ -51,6 +53,7 @@ PURE = {
     "epoch",
     "errors",
     "grid",
+    "holding",
     "indices",
     "layout",
     "manifest",
@@ -85,6 +88,7 @@ LOCAL_IMPORTS: dict[str, set[str]] = {
     "zarr": set(),
     "h5py": set(),
     "xarray": {"reader"},
+    "subprocess": {"walltime"},
     "typer": set(),
     "rich": set(),
     "matplotlib": set(),

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mpistream.errors import FormatError
 from mpistream.zarr3.shard import MISSING, ShardSpec, Slices, parse_index
 
 __all__ = ["Batch", "OpenedObject", "DecodeScratch", "plan_reads"]
@@ -138,7 +139,7 @@ def plan_reads(spec: ShardSpec, opened: OpenedObject, box: Sequence[tuple[int, i
     Raises
     ------
     FormatError
-        For a damaged index.
+        For a damaged index, and for an inner chunk that claims more bytes than it can have.
     """
     # Never more than there is: the size of an index is what a document claims.
     nbytes = min(spec.index_nbytes, opened.nbytes)
@@ -146,11 +147,15 @@ def plan_reads(spec: ShardSpec, opened: OpenedObject, box: Sequence[tuple[int, i
     entries = parse_index(data, spec, opened.nbytes).reshape(*spec.n_chunks, 2)
     ranges = [range(lo // c, -(-hi // c)) for (lo, hi), c in zip(box, spec.chunk_shape, strict=True)]
     found = entries[tuple(slice(r.start, r.stop) for r in ranges)].reshape(-1, 2).tolist()
+    most = spec.codec.max_nbytes(spec.chunk_shape)
     parts = []
     for (offset, n), along in zip(found, itertools.product(*map(_along, ranges, spec.chunk_shape, box)), strict=True):
         target = tuple(t for t, _, _ in along)
         if offset == MISSING:
             out[target] = spec.fill
+        elif n > most:
+            # Said before it is read: memory is what a wrong number would cost.
+            raise FormatError(f"an inner chunk claims {n} bytes, it can have at most {most}", kind="chunk")
         else:
             is_whole = all(whole for _, _, whole in along)
             parts.append(_Part(offset, n, target, None if is_whole else tuple(s for _, s, _ in along)))

@@ -9,7 +9,7 @@ import pytest
 import mpistream as ms
 from mpistream.epoch import prove_epoch
 from mpistream.errors import StoreError
-from mpistream.layout import decompose, resolve_layout
+from mpistream.layout import resolve_layout, shard_regions
 from mpistream.manifest import stage_folder
 from mpistream.publishing import folders_of_row, make_rows, shared_rows
 from mpistream.staging import Stager
@@ -48,7 +48,7 @@ def make(store: Any, n_records: int, *, n_writers: int = 2, separator: str = "/"
         ),
         n_writers,
     )
-    epoch = prove_epoch(schema, decompose(schema, n_writers))
+    epoch = prove_epoch(schema, shard_regions(schema, n_writers))
     for folder in (STAGE, "u/c", "v/c"):
         store.make_folder(folder)
     stager = Stager(store, STAGE, 1, threads=0, max_pending_nbytes=1)
