@@ -31,7 +31,7 @@ __all__ = [
     "for_mpi_library",
     "is_one_of_many",
     "waiting",
-    "world_if_many",
+    "world",
 ]
 
 _TAG_DATA = 1024  # and those behind it: of the pieces of records; the tags of agreements are below
@@ -76,6 +76,9 @@ class Transport(Protocol):
 
     def gather(self, data: bytes, timeout: float) -> list[bytes] | None:
         """Gather on rank 0, where the list is returned; TimeoutError after ``timeout`` seconds."""
+
+    def start_max(self, values: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Begin to find the highest of each number over all ranks; return what gives them, None until all came."""
 
     def swap(
         self,
@@ -137,6 +140,10 @@ class SerialTransport:
     def gather(self, data: bytes, timeout: float) -> list[bytes] | None:  # noqa: ARG002 (Transport)
         """Return the only token."""
         return [data]
+
+    def start_max(self, values: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Nobody else has numbers."""
+        return lambda: list(values)
 
     def swap(
         self,
@@ -239,6 +246,23 @@ class MPITransport:
         found = bytearray(sum(sizes))
         self._complete(self._comm.Igatherv([data, self._mpi.BYTE], [found, sizes, starts, self._mpi.BYTE], 0), deadline)
         return [bytes(found[s : s + n]) for s, n in zip(starts, sizes, strict=True)]
+
+    def start_max(self, values: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Begin an ``MPI_Iallreduce``, which whoever waits tests until a deadline of its own."""
+        mine = np.array(values, np.int64)
+        highest = np.empty_like(mine)
+        request = self._comm.Iallreduce([mine, self._mpi.INT64_T], [highest, self._mpi.INT64_T], self._mpi.MAX)
+        kept = (self, request, mine, highest)
+        # Until it is complete MPI may write there, whatever becomes of those who wait.
+        _not_freed.append(kept)
+
+        def found() -> list[int] | None:
+            if not request.Test():
+                return None
+            _not_freed[:] = [other for other in _not_freed if other is not kept]
+            return [int(n) for n in highest]
+
+        return found
 
     def swap(
         self,
@@ -356,18 +380,6 @@ def for_mpi_library(transport: Transport) -> Any:
     return transport._comm if isinstance(transport, MPITransport) and transport.size > 1 else None
 
 
-def world_if_many() -> Any:
-    """Return ``MPI.COMM_WORLD`` in one of several MPI processes, else None; only then is MPI initialised.
-
-    Not collective.
-    """
-    if not is_one_of_many(os.environ):
-        return None
-    from mpi4py import MPI  # noqa: PLC0415 (only where there are other ranks)
-
-    return MPI.COMM_WORLD
-
-
 def is_one_of_many(environment: Mapping[str, str]) -> bool:
     """Return whether this process is one of several MPI ranks.
 
@@ -388,3 +400,15 @@ def is_one_of_many(environment: Mapping[str, str]) -> bool:
 
     # PMIX gives a rank, no size: only a rank above 0 shows that there are several.
     return number("PMI_SIZE") > 1 or number("OMPI_COMM_WORLD_SIZE") > 1 or number("PMIX_RANK") > 0
+
+
+def world() -> Any:
+    """Return MPI.COMM_WORLD where a launcher started this process, else None.
+
+    Not collective. For programs of our own: a library takes the communicator that it is given.
+    """
+    if not any(name in os.environ for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")):
+        return None
+    from mpi4py import MPI  # noqa: PLC0415 (as in MPITransport)
+
+    return MPI.COMM_WORLD

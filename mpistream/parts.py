@@ -81,7 +81,11 @@ class PartWriter(StreamWriter):
             self._writer.committed(newest)
 
     def commit(
-        self, tokens: Sequence[CommitToken | Mapping[str, Any]] | None = None, *, partial_rows: bool = True
+        self,
+        tokens: Sequence[CommitToken | Mapping[str, Any]] | None = None,
+        *,
+        partial_rows: bool = True,
+        wait: bool = True,
     ) -> CommitReceipt:
         """Verify and commit the tokens of all parts.
 
@@ -93,7 +97,7 @@ class PartWriter(StreamWriter):
         ----------
         tokens
             One of each part, from its last ``flush``, as tokens or in their JSON form.
-        partial_rows
+        partial_rows, wait
             Must be True: a part puts whole what it flushes.
 
         Raises
@@ -109,7 +113,7 @@ class PartWriter(StreamWriter):
         The same tokens again give the same receipt and change nothing.
         """
         self._check_open("commit")
-        if self._owner is None or tokens is None or not partial_rows:
+        if self._owner is None or tokens is None or not (partial_rows and wait):
             raise ProtocolError(
                 "without MPI the owner (writer 0) commits with commit(tokens), or any process with commit_tokens(url, "
                 "tokens)",
@@ -146,7 +150,7 @@ class PartWriter(StreamWriter):
 
         Not collective.
         """
-        if not self._is_closed:
+        if not (self._is_closed or self._is_forked()):
             self._release()
 
     def _release(self) -> None:

@@ -16,24 +16,28 @@ PACKAGE = ROOT / "mpistream"
 # The layers, lowest first. A module may import those of the rows above its own, and those to its left.
 LAYERS = """
     _version  errors  zarr3  refresher  progress
-    strings  names  times  block  rounding  tiling  ranges  options  local_store  store  memory_store  comm  agreement
+    strings  names  times  block  rounding  tiling  ranges  options  cores
+    local_store  store  memory_store  comm  agreement
+    walltime  preemption
     zarr3.codecs  zarr3.shard  zarr3.splice
     description  region  grid  indices  rearrange  arrays  cf  schema
     layout  manifest  blobs  node  holding  netcdf  selection
     zarr3.metadata  zarr3.snapshot  zarr3.document
     array_reader  foreign  netcdf_file
     token  epoch  decomposition  plan  commit
-    lease  staging  rows  recovery  hierarchy
+    fence  lease  stats  pipeline  staged  staging  lent  rows  series  recovery  hierarchy
     rank_writer  record  mover
     owner
     reader
     committing  indexing  opening  creating  resuming  repairing  carrying
-    parallel  several  session  parts  export  hdf5
+    parallel  several  session  parts  checkpoints  export  hdf5
+    checks  inspection  verify
     __init__
-    info  compare
+    info  compare  benchmarking
     testing  watching  plotting
     cli  cli.terminal
-    cli.commit  cli.diff  cli.export  cli.info  cli.ls  cli.plan  cli.plot  cli.repair  cli.watch
+    cli.bench  cli.commit  cli.diff  cli.export  cli.info  cli.ls  cli.plan  cli.plot  cli.repair
+    cli.truncate  cli.verify  cli.watch
     cli.verbs
     __main__
 """
@@ -87,6 +91,7 @@ LOCAL_IMPORTS: dict[str, set[str]] = {
     "zarr": set(),
     "h5py": set(),
     "xarray": {"reader"},
+    "subprocess": {"walltime"},
     "typer": set(),
     "rich": set(),
     "matplotlib": set(),
@@ -106,6 +111,7 @@ LONGER: dict[str, str] = {
     "mpistream/rank_writer.py": "one class; a quarter of it is its documentation",
     "mpistream/parallel.py": "the writer that users see; half of it is their documentation",
     "mpistream/schema.py": "one class; a quarter of it is its documentation",
+    "mpistream/comm.py": "the one room that speaks MPI; a quarter of it is its documentation",
     "mpistream/agreement.py": "one protocol; a third of it is its documentation",
     "mpistream/arrays.py": "one class and the checks that make it; a third of it is its documentation",
     "mpistream/zarr3/shard.py": "one format, both ways; a third of it is its documentation",
