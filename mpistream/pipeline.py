@@ -6,6 +6,10 @@ A *job* is something to do: encode a block into a shard, write an object. Jobs w
 stand in one *line*; different lines may be worked on at the same time. A job that fails stops its line: it stays at
 its head, with the memory that it reads, until it is tried again (`Pool.resume`) or given up (`Pool.drop`).
 
+Small objects wait for the disk far longer than anybody computes on them. Their lines *wait*, and have threads of their
+own that are begun with the first of them, more than there are cores: twenty variables are durable after about the time
+of one.
+
 Blocks wait in *loans*: memory of the pool, lent for one block of one record, that comes back when the last job which
 reads it is done, and is then lent again. So a program that writes records in a steady rhythm allocates nothing.
 
@@ -20,6 +24,7 @@ Rules of this room:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -38,6 +43,9 @@ from mpistream.stats import WriterStats
 from mpistream.zarr3.shard import Scratch
 
 __all__ = ["Line", "Loan", "Member", "Pool", "pool_of"]
+
+# A sync waits and does nothing else, so these are no matter of cores: so many wait together.
+_MAX_WAITERS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +69,8 @@ class Line:
     """Jobs that are done one after the other."""
 
     member: Member
+    waits: bool = False
+    """Whether its jobs wait for a disk and need next to nothing of a core."""
     jobs: deque[_Job] = field(default_factory=deque)
     is_on_its_way: bool = False
     """Whether it is queued, or a thread works on it."""
@@ -98,12 +108,15 @@ class Pool:
         # A line with jobs, or None: a writer has left. Its `put` alone may be called by the garbage collector, which
         # can run in any thread, at any line, and so whatever lock is held.
         self._queue: SimpleQueue[Line | None] = SimpleQueue()
+        self._waiting: SimpleQueue[Line | None] = SimpleQueue()
         # All below is guarded by _changed.
         self._changed = threading.Condition()
         self._pending_nbytes = 0
         self._n_pending = 0
         self._members: list[Member] = []
         self._threads: set[threading.Thread] = set()
+        # Those for lines that wait.
+        self._waiters: set[threading.Thread] = set()
         # Memory that nobody borrows at present, by its size, and the bytes of all there is.
         self._free: dict[int, list[NDArray[np.uint8]]] = {}
         self._allocated_nbytes = 0
@@ -111,7 +124,8 @@ class Pool:
 
     def forget_threads(self) -> None:
         """In a forked child, which has none of its parent's threads: nothing is on its way, and no lock is held."""
-        self._queue, self._changed = SimpleQueue(), threading.Condition()
+        self._queue, self._waiting, self._changed = SimpleQueue(), SimpleQueue(), threading.Condition()
+        self._waiters = set()
         self._threads, self._pending_nbytes, self._n_pending = set(), 0, 0
         for member in self._members:
             member.n_pending = member.n_running = 0
@@ -124,30 +138,30 @@ class Pool:
         with self._changed:
             self._members.append(member)
             while len(self._threads) < max(m.n_threads for m in self._members):
-                thread = threading.Thread(target=self._run, name="mpistream-stage", daemon=True)
                 try:
-                    thread.start()
+                    self._begin(self._threads, self._queue)
                 except RuntimeError:  # a limit on threads: one is enough
                     if self._threads:
                         break
                     self._members.remove(member)
                     raise
-                self._threads.add(thread)
 
     def leave(self, member: Member) -> None:
         """Do nothing more for a writer; what is queued of it is dropped. It takes no lock."""
         member.has_left = True
         self._queue.put(None)
+        self._waiting.put(None)
 
     def close(self, member: Member) -> None:
         """Leave, and wait for what is being done; with the last writer, for the end of the threads."""
         with self._changed:
             self.leave(member)
             self._forget_left()
-            ending = set() if self._members else set(self._threads)
-            while member.n_running or (not self._members and ending & self._threads):
+            ending = set() if self._members else self._threads | self._waiters
+            while member.n_running or (not self._members and ending & (self._threads | self._waiters)):
                 self._changed.wait()
-        for thread in ending - self._threads:
+            ended = ending - self._threads - self._waiters
+        for thread in ended:
             thread.join()
 
     # Jobs
@@ -279,7 +293,19 @@ class Pool:
     def _start(self, line: Line) -> None:
         if not line.is_on_its_way:
             line.is_on_its_way = True
-            self._queue.put(line)
+            (self._waiting if line.waits and self._has_waiters() else self._queue).put(line)
+
+    def _has_waiters(self) -> bool:
+        if len(self._waiters) < _MAX_WAITERS:
+            # Beyond the limit of a job, or while the interpreter ends: those that there are do it.
+            with contextlib.suppress(RuntimeError):
+                self._begin(self._waiters, self._waiting)
+        return bool(self._waiters)
+
+    def _begin(self, threads: set[threading.Thread], queue: SimpleQueue[Line | None]) -> None:
+        thread = threading.Thread(target=self._run, args=(threads, queue), name="mpistream-stage", daemon=True)
+        thread.start()
+        threads.add(thread)
 
     def _release(self, job: _Job) -> None:
         if job.loan is not None:
@@ -309,16 +335,16 @@ class Pool:
 
     # The threads
 
-    def _run(self) -> None:
+    def _run(self, threads: set[threading.Thread], queue: SimpleQueue[Line | None]) -> None:
         # Narrowing a float can overflow to infinity: that is what the caller's dtype asked for.
         with np.errstate(over="ignore", invalid="ignore"):
             scratch = Scratch()
-            while self._has_more(scratch):
+            while self._has_more(threads, queue, scratch):
                 pass
 
-    def _has_more(self, scratch: Scratch) -> bool:
+    def _has_more(self, threads: set[threading.Thread], queue: SimpleQueue[Line | None], scratch: Scratch) -> bool:
         """Wait for the next line and work on it; False at the end of the thread. While it waits it holds no memory."""
-        line = self._queue.get()
+        line = queue.get()
         if line is not None:
             while (job := self._next_job(line)) is not None:
                 error: BaseException | None = None
@@ -333,9 +359,9 @@ class Pool:
             self._forget_left()
             if self._members:
                 return True
-            self._threads.remove(threading.current_thread())
-            if self._threads:
-                self._queue.put(None)
+            threads.remove(threading.current_thread())
+            if threads:
+                queue.put(None)
             self._changed.notify_all()
             return False
 

@@ -26,6 +26,9 @@ from mpistream.zarr3.shard import Scratch
 
 __all__ = ["Stager"]
 
+# An object up to this size is written in a fraction of the time that its sync waits.
+_SMALL_NBYTES = 1024 * 1024
+
 
 class Stager:
     """Stages and places this writer's objects, and has the records encoded that go into them.
@@ -118,7 +121,7 @@ class Stager:
         # One that is made in the background is counted once it is.
         self._pool.reserve(self._member, item.nbytes)
         item.is_queued = True
-        item.line = item.line or self.new_line()
+        item.line = item.line or Line(self._member, waits=item.must_sync and item.nbytes <= _SMALL_NBYTES)
         loan, item.loan = item.loan, None
         self._pool.add(item.line, functools.partial(self._work.stage, item), loan=loan, nbytes=item.nbytes)
 

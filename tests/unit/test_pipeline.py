@@ -203,6 +203,40 @@ def test_limit_on_threads(pool: Pool, monkeypatch: pytest.MonkeyPatch, n_left: i
         in_time(pool.close, found)
 
 
+def test_lines_that_wait_do_so_together_whatever_the_number_of_threads(pool: Pool) -> None:
+    """With one thread, and that busy: eight syncs take the time of one. Their threads end with the last writer."""
+    member = Member(1, 1000, WriterStats())
+    pool.join(member)
+    busy = held(pool, Line(member))
+    all_there = threading.Barrier(9)
+    for _ in range(16):
+        pool.add(Line(member, waits=True), lambda _: all_there.wait(DEADLINE) and None)
+    for _ in range(2):
+        all_there.wait(DEADLINE)
+    busy.set()
+    in_time(pool.wait, member)
+    assert (len(pool._threads), len(pool._waiters)) == (1, 8)
+    in_time(pool.close, member)
+    assert not pool._threads
+    assert not pool._waiters
+
+
+def test_lines_that_wait_are_worked_on_without_threads_of_their_own(
+    pool: Pool, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When none can be started: the others do it."""
+
+    def limited(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    done: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", limited)
+        pool.add(Line(member, waits=True), functools.partial(_append, done, 7))
+    in_time(pool.wait, member)
+    assert (done, pool._waiters) == ([7], set())
+
+
 def test_a_forked_child_has_no_threads_and_hangs_nowhere(pool: Pool, member: Member) -> None:
     """Its parent goes on; in the child a wait ends, and writing is refused."""
     gate = held(pool, Line(member))
