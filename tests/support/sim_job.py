@@ -42,6 +42,7 @@ def series(record: int, run: int) -> int:
     return 100 * record + run + 1
 
 
+COORDINATE = np.arange(NY) / 4
 STATIC = (3 * np.arange(NY) + 1).astype(np.int32)
 
 
@@ -60,6 +61,7 @@ def make_schema() -> ms.StreamSchema:
         time=ms.AppendTime(units="s"),
         variables={"u": ms.Variable(("time", "y"), "int32"), "n": ms.Variable(("time",), "int32")},
         statics={"s": ms.Variable(("y",), "int32")},
+        coords={"y": ms.Coordinate(("y",), COORDINATE)},
         shard_shape={"time": ROW, "y": 1},
         chunk_shape={"time": 1, "y": 1},
         codec="none",
@@ -174,6 +176,8 @@ def state_of(system: System, disk: SimDisk, *, n_blobs: bool = True) -> State:
         for name in reader.manifest.statics:
             if not np.array_equal(reader.read_static(name), STATIC):
                 raise Violation(f"static {name} is damaged")
+        if not np.array_equal(reader.read_static("y"), COORDINATE):
+            raise Violation("the coordinate is damaged")
     except ms.MPIStreamError as error:
         raise Violation(f"what is committed can't be read: {error}") from error
     return tuple(runs)
@@ -198,7 +202,7 @@ def shown_lengths(files: dict[str, bytes]) -> set[int]:
 
 def expected_files(n_records: int, has_static: bool) -> set[str]:
     """Return the paths of all objects of a store in which nothing is left over, without ``.mpistream``."""
-    keys = {"zarr.json", *(f"{name}/zarr.json" for name in ("time", "u", "n", "s"))}
+    keys = {"zarr.json", "y/c/0", *(f"{name}/zarr.json" for name in ("time", "u", "n", "s", "y"))}
     keys |= {f"{name}/c/0" for name in ("time", "n") if n_records}
     keys |= {f"u/c/{row}/{y}" for row in range(-(-n_records // ROW)) for y in range(NY)}
     keys |= {f"s/c/{y}" for y in range(NY) if has_static}
