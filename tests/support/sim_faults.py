@@ -37,6 +37,7 @@ NUMBERS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ESTALE, SHORT)
 _N_RECORDS = 3
 _TRIES = 6
 _MAX_OPENINGS = 20
+_LOOK = 98  # the process that looks at what is there
 # What a rank is told when others do not come: with a fault of the disk nobody has to be waited for.
 _HANGS = {"timeout", "left", "mismatch"}
 
@@ -86,6 +87,7 @@ def _main(fault: Fault, options: ms.Options, worlds: list[list[SimTransport]]) -
         store: Any = ProcessStore(comm.who)
         errors: list[tuple[Any, ...]] = []
         n_opened = 0
+        w: ms.StreamWriter | None = None
 
         def tried(call: Callable[[], Any]) -> Any:
             try:
@@ -94,6 +96,10 @@ def _main(fault: Fault, options: ms.Options, worlds: list[list[SimTransport]]) -
                 errors.append((type(error).__name__, error.kind, error.rank, getattr(error, "errno", None), str(error)))
                 if comm.who == fault.who:
                     fault.is_over = True
+                if w is not None and isinstance(error, ms.CommitError) and error.kind != "outcome_unknown":
+                    look: Any = ProcessStore(_LOOK)
+                    if ms.open_reader(look).n_records != w.n_committed:
+                        raise Violation(f"told that nothing was committed, but it was: {error}") from error
                 return None
 
         def opened(call: Callable[..., Any], *args: Any) -> Any:
@@ -117,6 +123,7 @@ def _main(fault: Fault, options: ms.Options, worlds: list[list[SimTransport]]) -
 
         n = 0
         w = opened(ms.write_open, make_schema()) or again()
+        assert w is not None
         while n < _N_RECORDS:
             if w.n_records == n:
                 if not w.is_committed("s") and n == 0:

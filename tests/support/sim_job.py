@@ -18,7 +18,7 @@ from mpistream.errors import FormatError
 from tests.support.sim_disk import ROOT, ProcessStore, SimDisk
 from tests.support.sim_ranks import Process, Sim, SimTransport, System
 
-__all__ = ["OPTIONS", "State", "Violation", "add_job", "create_main", "make_schema", "resume_main", "run_job", "state_of"]
+__all__ = ["OPTIONS", "State", "Violation", "add_job", "check_left", "check_tidy", "create_main", "make_schema", "resume_main", "run_job", "shown_lengths", "state_of"]
 
 NY = 4
 ROW = 2
@@ -78,44 +78,46 @@ def write(w: ms.StreamWriter, rank: int, record: int, run: int) -> None:
         w.write_blob("b", blob(rank, record, run), record)
 
 
-def create_main(n_records: int, *, overwrite: bool = False, close: bool = True, has_static: bool = True) -> Main:
+def create_main(n_records: int) -> Main:
     """Return a job that makes a store, commits so many records one by one, and acknowledges states 1, 2, ..."""
 
     def main(comm: SimTransport, disk: SimDisk) -> ms.StreamWriter:
         store: Any = ProcessStore(comm.who)
-        w = ms.write_open(store, _SCHEMA, comm=comm, overwrite=overwrite, takeover=True, options=OPTIONS)
+        w = ms.write_open(store, _SCHEMA, comm=comm, takeover=True, options=OPTIONS)
         disk.ack(comm.who, 1)
-        if has_static:
-            w.write_static("s", STATIC[slice(*w.region["y"])])
+        w.write_static("s", STATIC[slice(*w.region["y"])])
         for i in range(n_records):
             write(w, comm.rank, i, 0)
             w.commit()
             disk.ack(comm.who, 2 + i)
             disk.told.add((i, 0))
-        if close:
-            w.close()
+        w.close()
         return w
 
     return main
 
 
-def resume_main(n_more: int, run: int, *, at: float | None = None, ack: int = 1, close: bool = True) -> Main:
-    """Return a job that resumes, acknowledges state ``ack``, and goes on with records of this run."""
+def resume_main(n_more: int, run: int, *, at: float | None = None, is_alone: bool = True) -> Main:
+    """Return a job that resumes, acknowledges state 1, and goes on with records of this run.
+
+    If it is alone on its store, nothing may be left over when the resume returns.
+    """
 
     def main(comm: SimTransport, disk: SimDisk) -> int:
         store: Any = ProcessStore(comm.who)
         w = ms.write_resume(store, comm=comm, at=at, takeover=True, options=OPTIONS)
-        disk.ack(comm.who, ack)
+        disk.ack(comm.who, 1)
         n = w.n_records
+        if is_alone and comm.rank == 0:
+            check_left(disk, n, has_static=w.is_committed("s"), n_packs=w.reader.manifest.n_packs)
         if not w.is_committed("s"):
             w.write_static("s", STATIC[slice(*w.region["y"])])
         for i in range(n_more):
             write(w, comm.rank, n + i, run)
             w.commit()
-            disk.ack(comm.who, ack + 1 + i)
+            disk.ack(comm.who, 2 + i)
             disk.told.add((n + i, run))
-        if close:
-            w.close()
+        w.close()
         return n
 
     return main
@@ -145,7 +147,7 @@ def _decoded(found: NDArray[Any], record: int) -> int:
     return run
 
 
-def state_of(system: System, disk: SimDisk, *, n_blobs: bool = True) -> State:
+def state_of(system: System, disk: SimDisk) -> State:
     """Return what a reader finds committed, all of it read and compared; None where there is no store.
 
     Raises
@@ -200,7 +202,7 @@ def shown_lengths(files: dict[str, bytes]) -> set[int]:
     return found
 
 
-def expected_files(n_records: int, has_static: bool) -> set[str]:
+def _expected(n_records: int, has_static: bool) -> set[str]:
     """Return the paths of all objects of a store in which nothing is left over, without ``.mpistream``."""
     keys = {"zarr.json", "y/c/0", *(f"{name}/zarr.json" for name in ("time", "u", "n", "s", "y"))}
     keys |= {f"{name}/c/0" for name in ("time", "n") if n_records}
@@ -209,12 +211,21 @@ def expected_files(n_records: int, has_static: bool) -> set[str]:
     return {f"{ROOT}/{key}" for key in keys}
 
 
+def check_left(disk: SimDisk, n_records: int, *, has_static: bool, n_packs: int | None) -> None:
+    """Assert that nothing is left over of what was never committed."""
+    files, _ = disk.tree()
+    left = {p for p in files if not p.startswith(f"{ROOT}/.mpistream/")} ^ _expected(n_records, has_static)
+    packs = [p for p in files if p.startswith(f"{ROOT}/.mpistream/blobs/")]
+    if left or n_packs not in (None, len(packs)):
+        raise Violation(f"left over: {sorted(left)}, {len(packs)} packs of blobs, {n_packs} are committed")
+
+
 def check_tidy(disk: SimDisk, state: Sequence[int]) -> None:
-    """Assert that nothing is left over of what was never committed, and that documents show what is."""
+    """Assert of a closed store that nothing is left over, and that documents show what is committed."""
     files, folders = disk.tree()
     if shown_lengths(files) != {len(state)}:
         raise Violation(f"documents show {shown_lengths(files)} records, {len(state)} are committed")
-    left = {p for p in files if not p.startswith(f"{ROOT}/.mpistream/")} ^ expected_files(len(state), True)
-    stage = [p for p in folders if p.startswith(f"{ROOT}/.mpistream/stage/")]
-    if left or stage:
-        raise Violation(f"left over: {sorted(left)}, stage {stage}")
+    # Packs of records that were dropped stay, which the manifest counts.
+    check_left(disk, len(state), has_static=True, n_packs=None)
+    if stage := [p for p in folders if p.startswith(f"{ROOT}/.mpistream/stage/")]:
+        raise Violation(f"left over: {stage}")

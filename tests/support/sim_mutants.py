@@ -388,12 +388,27 @@ def _() -> Sequence[tuple[Any, str, Any]]:
     return [(parallel.RankWriter, "token", lambda self, records, failure=None: token(self, records))]
 
 
-@_mutant("identity and number of tokens are not checked", "tokens")
+@_mutant("whose tokens they are is not checked", "tokens")
 def _() -> Sequence[tuple[Any, str, Any]]:
+    check = commit._identity_faults
+
+    def partly(manifest: Any, epoch: Any, tokens: Any) -> Any:
+        return [f for f in check(manifest, epoch, tokens) if " token" in f.text and ": token of" not in f.text]
+
     return [
-        (commit, "_identity_faults", lambda manifest, epoch, tokens: []),
+        (commit, "_identity_faults", partly),
         (carrying, "_manifest_of", lambda store, tokens: resuming.read_manifest(store)),
     ]
+
+
+@_mutant("tokens are not counted", "tokens")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    check = commit._identity_faults
+
+    def partly(manifest: Any, epoch: Any, tokens: Any) -> Any:
+        return [f for f in check(manifest, epoch, tokens) if ": token of" in f.text]
+
+    return [(commit, "_identity_faults", partly)]
 
 
 @_mutant("a token's own base is not checked", "tokens")

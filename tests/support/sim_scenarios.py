@@ -44,7 +44,7 @@ def zombie(system: System) -> Counter[str]:
     tree = _three_records(system, 2)
     duel = Duel(system, tree, (0, 0, 0))
     for who in (1, 0):
-        duel.fight(2, resume_main(1, 1), who, 1, resume_main(1, 2), every=6)
+        duel.fight(2, resume_main(1, 1, is_alone=False), who, 1, resume_main(1, 2, is_alone=False), every=6)
     return duel.counts
 
 
@@ -52,7 +52,7 @@ def claims(system: System) -> Counter[str]:
     """Let two jobs of one rank resume in the same second."""
     tree = _three_records(system, 1)
     duel = Duel(system, tree, (0, 0, 0))
-    duel.fight(1, resume_main(1, 1), 0, 1, resume_main(1, 2), every=3)
+    duel.fight(1, resume_main(1, 1, is_alone=False), 0, 1, resume_main(1, 2, is_alone=False), every=6)
     return duel.counts
 
 
@@ -65,6 +65,6 @@ def faults(system: System) -> Counter[str]:
     """Let each call of rank 1 of two, then of rank 0, fail with EIO, and writes be short."""
     total: Counter[str] = Counter()
     for who in (1, 0):
-        total += fail_every_call(system, 2, who, lambda n: iter([(errno.EIO, False)]), OPTIONS)
+        total += fail_every_call(system, 2, who, lambda n: iter([(errno.EIO, n % 2 == 0)]), OPTIONS)
     total += fail_every_call(system, 2, 1, lambda n: iter([(SHORT, True)]), OPTIONS)
     return total
