@@ -94,16 +94,26 @@ class HangingStore(LocalStore):
         super().delete_tree(key)
 
 
+def _region(how: dict[str, Any], comm: Any) -> dict[str, tuple[int, int]] | None:
+    """Return rows whose edges lie within shards, if the job is to rearrange."""
+    if not how.get("rearranged") or comm.size == 1:
+        return None
+    edges = {2: [3], 3: [1, 5], 4: [1, 3, 5]}[comm.size]
+    bounds = [0, *edges, SCENE.sizes["y"]]
+    return {"y": (bounds[comm.rank], bounds[comm.rank + 1])}
+
+
 def _open(url: str, how: dict[str, Any], comm: Any) -> tuple[ms.StreamWriter, LocalStore]:
     options = ms.Options(timeout=30, exit_timeout=5, **how.get("options", {}))
+    region = _region(how, comm)
     hang = dict(how.get("hang", {}))
     store = LocalStore(url)
     if hang and hang.pop("rank") == comm.rank:
         store = HangingStore(url, is_armed=not how.get("arm_at"), **hang)
     if how.get("create", not os.path.exists(f"{url}/.mpistream/manifest.json")):
         schema = SCENE.schema(shard_shape=SHARD, chunk_shape=CHUNK)
-        return ms.write_open(store, schema, comm=comm, options=options), store  # type: ignore[arg-type]
-    return ms.write_resume(store, comm=comm, at=how.get("at"), options=options), store  # type: ignore[arg-type]
+        return ms.write_open(store, schema, comm=comm, region=region, options=options), store  # type: ignore[arg-type]
+    return ms.write_resume(store, comm=comm, region=region, at=how.get("at"), options=options), store  # type: ignore[arg-type]
 
 
 def main() -> None:
