@@ -7,6 +7,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopDisk]:
     found.unmount()
 
 
+def _has_reached(told: list[int], goal: int) -> bool:
+    return told[0] >= goal
+
+
 @pytest.mark.parametrize("disk", ["xfs", "ext4"], indirect=True)
 def test_power_that_is_lost_again_and_again_takes_nothing_that_was_acknowledged(disk: LoopDisk) -> None:
     """Cut off at random points of commits of 1 to 3 ranks, the store has all that was told, whole, and goes on."""
@@ -69,7 +74,7 @@ def test_power_that_is_lost_again_and_again_takes_nothing_that_was_acknowledged(
         size, goal = rng.randint(1, 3), n + rng.randint(1, 3)
         ranks = threading.Thread(target=run_ranks, args=(size, job))
         ranks.start()
-        wait_until(lambda goal=goal: told[0] >= goal, 60, f"{goal} records", every=0.002)
+        wait_until(partial(_has_reached, told, goal), 60, f"{goal} records", every=0.002)
         threading.Event().wait(rng.random() * 0.05)  # a random point of the next commits
         disk.cut()
         ranks.join(60)
@@ -136,7 +141,7 @@ def _forbid(folder: Path) -> Callable[[], None]:
 def test_disk_that_is_full_or_read_only_is_one_error_and_then_goes_on(
     tmp_path: Path, take: Any, number: int, options: str, n_ranks: int
 ) -> None:
-    """Every rank has the same error of the disk, readers see what is committed, and with room the same writer goes on."""
+    """Every rank has the same error, readers see what is committed, and with room the same writer goes on."""
     errors: list[tuple[Any, ...]] = []
     with tmpfs(tmp_path / "disk", options) as folder:
         url = folder / "s"

@@ -135,7 +135,7 @@ def test_job_killed_again_and_again_loses_nothing_that_was_acknowledged(tmp_path
     for _ in range(N_KILLS):
         every = rng.choice([1, 1, 2, 3])
         options = {"durability": rng.choice(["none", "fsync"]), "threads": rng.choice([0, 1])}
-        is_rearranged = rng.random() < 0.5  # noqa: PLR2004 - every second job
+        is_rearranged = rng.random() < 0.5
         with _start(rng.randint(1, 4), url, 10**6, every=every, options=options, rearranged=is_rearranged) as job:
             opened = _wait_for(job, url, "opened")[0]
             assert (opened["opened"], opened["stray"], opened["stage"]) == (n, [], [str(opened["epoch"])])

@@ -6,10 +6,11 @@ What is enumerated, by `tests.support.sim_check` and its neighbours:
   rows of two records), at *every* consistent cut of their events outside the stage folders; at each cut what survives
   is chosen as the head of `tests.support.sim_crash` says. Each distinct state that is left is read, compared with the
   closed form of the data, resumed and written on; the sizes 1 to 4 of the resuming job take turns over the states.
-* The same for resumes that drop records, and, at every 25th state, for the resume that follows the crash.
+* The same for resumes that drop records, and, at a few of the states, for the resume that follows the crash.
 * A job of two or three ranks of which one is frozen before each call that another job could notice, while another job
   resumes; that one stops before every n-th of its own such calls, where the frozen one goes on to its end. The same
   for two jobs that resume at once. The lease is passed over.
+* A job of 1 to 6 ranks, crashed at four points of a commit and resumed on 1 to 6 ranks; chains of jobs at random.
 * Every choice of up to three tokens out of fourteen, in a store that parts have written.
 
 What is not: other orders in which ranks get messages (they change no name that two ranks share), a second crash at the
@@ -20,6 +21,8 @@ several streams (`tests/model` has these without loss of power).
 from __future__ import annotations
 
 import logging
+import os
+import random
 from collections import Counter
 from collections.abc import Iterator
 
@@ -32,6 +35,7 @@ from tests.support.sim_fence import Duel
 from tests.support.sim_job import create_main, resume_main, run_job
 from tests.support.sim_mutants import MUTANTS, mutated
 from tests.support.sim_ranks import System, simulated
+from tests.support.sim_walk import resume_at_four_points, walk
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +57,7 @@ def _committed(system: System, n: int) -> tuple[dict[str, bytes], list[str]]:
 
 @pytest.mark.parametrize(("n", "n_records", "n_states"), [(1, 3, 300), (2, 3, 550), (3, 2, 750), (4, 1, 1200)])
 def test_every_crash_of_a_job_is_recovered(system: System, n: int, n_records: int, n_states: int) -> None:
-    """After a loss of power at any step, records told to be committed are there and whole, no others, and it goes on."""
+    """After a loss of power at any step the records that were told are there, whole, no others, and it goes on."""
     x = Explorer(system, [1, 2, 3, 4])
     x.explore(n, create_main(n_records), [None, *((0,) * i for i in range(n_records + 1))])
     print(dict(x.counts))
@@ -72,16 +76,16 @@ def test_every_crash_of_a_resume_is_recovered(system: System, n: int, at: float,
 
 def test_every_crash_of_a_resume_after_a_crash_is_recovered(system: System) -> None:
     """A resume of what a crash has left loses power at any step, too."""
-    x = Explorer(system, [1, 2], depth=2, keep=lambda n: n % 25 == 0)
-    x.explore(2, create_main(1), [None, (), (0,)])
+    x = Explorer(system, [1, 2], depth=2, keep=lambda n: n % 300 == 60)
+    x.explore(1, create_main(2), [None, (), (0,), (0, 0)])
     print(dict(x.counts))
-    assert x.counts["crashes of a resume"] >= 8
-    assert x.counts["states"] > 800
+    assert x.counts["crashes of a resume"] >= 2
+    assert x.counts["states"] > 400
 
 
 @pytest.mark.parametrize(("n", "who", "n_new", "every"), [(2, 1, 1, 2), (2, 0, 2, 8), (3, 2, 1, 3)])
 def test_a_frozen_rank_can_do_nothing_after_a_resume(system: System, n: int, who: int, n_new: int, every: int) -> None:
-    """An owner or contributor frozen at any call changes nothing when it wakes, and is told so; nothing told is lost."""
+    """An owner or contributor frozen at any call changes nothing when it wakes, and is told; nothing is lost."""
     duel = Duel(system, _committed(system, 2), (0, 0, 0))
     duel.fight(n, resume_main(1, 1, is_alone=False), who, n_new, resume_main(1, 2, is_alone=False), every=every)
     print(dict(duel.counts))
@@ -90,14 +94,28 @@ def test_a_frozen_rank_can_do_nothing_after_a_resume(system: System, n: int, who
 
 def test_of_two_jobs_that_resume_at_once_one_goes_on(system: System) -> None:
     """Whoever claims the later epoch goes on; the other is fenced, or had committed before, and that stays."""
-    duel_counts = sim_scenarios.claims(system)
-    print(dict(duel_counts))
-    assert duel_counts["meetings"] > 900
+    counts = sim_scenarios.claims(system)
+    print(dict(counts))
+    assert counts["meetings"] > 900
 
 
 def test_only_the_right_tokens_commit(system: System) -> None:
     """Of all choices of tokens that are right, late, double, strange, missing or overlapping one commits."""
     assert sim_scenarios.tokens(system) == Counter({"choices": 680, "commits": 1})
+
+
+@pytest.mark.parametrize("before", [1, 2, 3, 4, 5, 6])
+def test_a_job_is_resumed_on_any_number_of_ranks(system: System, before: int) -> None:
+    """Crashed at four points of a commit and resumed on 1 to 6 ranks, the end is that of an uninterrupted run."""
+    assert resume_at_four_points(system, before, [1, 2, 3, 4, 5, 6]) == 4 * 2 * 6
+
+
+def test_random_chains_of_crashes(system: System) -> None:
+    """Jobs on 1 to 6 ranks that crash at random, up to four in a row, with or without dropping records."""
+    first = int(os.environ.get("MPISTREAM_TEST_SEED", random.SystemRandom().randrange(2**32)))
+    print(f"MPISTREAM_TEST_SEED={first}")
+    for seed in range(first, first + 30):
+        walk(system, seed)
 
 
 # Those that take a second each; all of them are in ci/soak.

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tests.support.sim_crash import Crash, crashes
 from tests.support.sim_disk import SimDisk
 from tests.support.sim_job import (
     Main,
     State,
-    Violation,
+    ViolationError,
     check_tidy,
     create_main,
     resume_main,
@@ -68,7 +68,9 @@ class Explorer:
         self._n = 0
         self.counts: Counter[str] = Counter()
 
-    def explore(self, n: int, main: Main, states: Sequence[State], tree: Tree = _EMPTY, depth: int | None = None) -> Tree:
+    def explore(
+        self, n: int, main: Main, states: Sequence[State], tree: Tree = _EMPTY, depth: int | None = None
+    ) -> Tree:
         """Run a job and look at every crash of it; return what it leaves.
 
         Parameters
@@ -86,16 +88,16 @@ class Explorer:
         disk, generation = SimDisk(*tree), self._next()
         for process in run_job(self._system, disk, n, main, generation=generation):
             if process.error is not None:
-                raise Violation(f"rank {process.who} of {n} failed: {process.error!r}") from process.error
+                raise ViolationError(f"rank {process.who} of {n} failed: {process.error!r}") from process.error
         found = state_of(self._system, SimDisk(*disk.tree()))
         if found != states[-1]:
-            raise Violation(f"the job leaves {found}, not {states[-1]}")
+            raise ViolationError(f"the job leaves {found}, not {states[-1]}")
         self.counts["runs"] += 1
         for crash in crashes(SimDisk(*tree), disk.log):
             self.counts["crashes"] += 1
             try:
                 self._check(crash, states, depth)
-            except Violation as error:
+            except ViolationError as error:
                 error.add_note(f"{n} ranks, cut {crash.cut}, survived: {crash.text}; told {crash.told} of {states}")
                 raise
         return disk.tree()
@@ -114,11 +116,11 @@ class Explorer:
             # A resume that drops records says so first, and shortens what is shown then.
             n_max = max(len(state or ()), len(states[0] or ()))
             if any(n > n_max for n in shown):
-                raise Violation(f"documents show {shown} records, {n_max} are committed")
+                raise ViolationError(f"documents show {shown} records, {n_max} are committed")
         state = self._states[key]
         allowed = states[crash.told : max(crash.told, crash.n_manifests) + 1]
         if state not in allowed:
-            raise Violation(f"a reader finds {state}, possible are {allowed}")
+            raise ViolationError(f"a reader finds {state}, possible are {allowed}")
         if is_new:
             for size in self._sizes if self._is_each else [next(self._turn)]:
                 self._recover(crash, state, size, depth)
@@ -136,20 +138,12 @@ class Explorer:
             processes = run_job(self._system, disk, size, main, generation=self._next())
             for process in processes:
                 if process.error is not None:
-                    raise Violation(f"resumed on {size} ranks: {process.error!r}") from process.error
+                    raise ViolationError(f"resumed on {size} ranks: {process.error!r}") from process.error
             if state is not None and any(p.result != len(state) for p in processes):
-                raise Violation(f"resumed on {size} ranks from {processes[0].result} records, not {state}")
+                raise ViolationError(f"resumed on {size} ranks from {processes[0].result} records, not {state}")
             found = state_of(self._system, disk)
             if found != after[-1]:
-                raise Violation(f"resumed on {size} ranks and went on from {state}: {found}, not {after[-1]}")
+                raise ViolationError(f"resumed on {size} ranks and went on from {state}: {found}, not {after[-1]}")
             end = disk.tree()
         self.counts["resumes"] += 1
         check_tidy(SimDisk(*end), after[-1] or ())
-
-
-def merged(counts: Iterable[Counter[str]]) -> Counter[str]:
-    """Return the sum of all."""
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
-    return total

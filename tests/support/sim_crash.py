@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from tests.support.sim_disk import ROOT, Event, SimDisk
 
-__all__ = ["ALL_SUBSETS", "Crash", "crashes", "cuts"]
+__all__ = ["ALL_SUBSETS", "Crash", "crashes", "crashes_after", "cuts"]
 
 ALL_SUBSETS = 4
 
@@ -120,14 +120,17 @@ class _Log:
 
     @staticmethod
     def _known(syncs: Sequence[tuple[int, int, Event]], who: int, n: int) -> list[tuple[int, int]]:
-        return [(i, number) for i, number, sync in syncs if sync.clock.get(who, 0) >= n and (sync.who, number) != (who, n)]
+        return [
+            (i, number) for i, number, sync in syncs if sync.clock.get(who, 0) >= n and (sync.who, number) != (who, n)
+        ]
 
     def crashes(
         self, cut: Cut, known: tuple[int, int], seen: set[tuple[object, ...]]
     ) -> Iterator[tuple[dict[str, bytes], list[str], str]]:
         """Yield what can be there after a cut, but for what was seen with the same of ``known``."""
         inside = [k for k, e in enumerate(self.log) if self.number[k] <= cut[self.index[e.who]]]
-        fixed, loose = [], []
+        fixed: list[int] = []
+        loose: list[int] = []
         writes: dict[int, tuple[bytes, bytes]] = {}
         for k in inside:
             e = self.log[k]
@@ -200,9 +203,10 @@ class _Log:
                 folders.add(e.node)
             if e.kind == "link":
                 names.setdefault(e.folder, {})[e.name] = e.node
-            elif names.get(e.folder, {}).get(e.name) == e.node:
-                if not (is_double and e.kind == "rename" and e.is_visible and not e.is_folder):
-                    del names[e.folder][e.name]
+            elif names.get(e.folder, {}).get(e.name) == e.node and not (
+                is_double and e.kind == "rename" and e.is_visible and not e.is_folder
+            ):
+                del names[e.folder][e.name]
             if e.kind == "rename":
                 names.setdefault(e.target, {})[e.target_name] = e.node
         files: dict[str, bytes] = {}
@@ -247,3 +251,22 @@ def crashes(before: SimDisk, log: Sequence[Event]) -> Iterator[Crash]:
         n_manifests = sum(e.is_manifest for e in inside)
         for files, folders, text in ready.crashes(cut, (told, n_manifests), seen):
             yield Crash(files=files, folders=folders, told=told, n_manifests=n_manifests, cut=cut, text=text)
+
+
+def crashes_after(before: SimDisk, log: Sequence[Event], n: int) -> Iterator[Crash]:
+    """Yield every crash after the first so many events, in the order in which they came.
+
+    Parameters
+    ----------
+    before, log
+        As in `crashes`.
+    n
+        How many events.
+    """
+    ready = _Log(before, log)
+    inside = log[:n]
+    cut = tuple(sum(e.who == who for e in inside) for who in ready.who)
+    told = max((e.value for e in inside if e.kind == "ack"), default=0)
+    n_manifests = sum(e.is_manifest for e in inside)
+    for files, folders, text in ready.crashes(cut, (told, n_manifests), set()):
+        yield Crash(files=files, folders=folders, told=told, n_manifests=n_manifests, cut=cut, text=text)

@@ -17,9 +17,9 @@ import mpistream as ms
 from tests.support.sim_disk import ProcessStore, SimDisk
 from tests.support.sim_job import (
     OPTIONS,
+    ROW,
     STATIC,
-    Main,
-    Violation,
+    ViolationError,
     add_job,
     check_tidy,
     make_schema,
@@ -80,73 +80,85 @@ def _arm(disk: SimDisk, fault: Fault) -> None:
     disk.writev = short  # type: ignore[method-assign]
 
 
-def _main(fault: Fault, options: ms.Options, worlds: list[list[SimTransport]]) -> Main:
-    """Return a job that makes a store, writes, resumes and writes again, whatever happens on the way."""
+class _Rank:
+    """One rank of a job that makes a store, writes, resumes and writes again, whatever happens on the way."""
 
-    def main(comm: SimTransport, disk: SimDisk) -> list[tuple[Any, ...]]:
-        store: Any = ProcessStore(comm.who)
-        errors: list[tuple[Any, ...]] = []
-        n_opened = 0
-        w: ms.StreamWriter | None = None
+    def __init__(
+        self, comm: SimTransport, disk: SimDisk, fault: Fault, options: ms.Options, worlds: list[list[SimTransport]]
+    ) -> None:
+        self.comm = comm
+        self.errors: list[tuple[Any, ...]] = []
+        self._disk = disk
+        self._fault = fault
+        self._options = options
+        # Each opening is on a communicator of its own, as by Dup.
+        self._transports = iter(world[comm.rank] for world in worlds)
+        self._n_committed: int | None = None
 
-        def tried(call: Callable[[], Any]) -> Any:
-            try:
-                return call()
-            except ms.MPIStreamError as error:
-                errors.append((type(error).__name__, error.kind, error.rank, getattr(error, "errno", None), str(error)))
-                if comm.who == fault.who:
-                    fault.is_over = True
-                if w is not None and isinstance(error, ms.CommitError) and error.kind != "outcome_unknown":
-                    look: Any = ProcessStore(_LOOK)
-                    if ms.open_reader(look).n_records != w.n_committed:
-                        raise Violation(f"told that nothing was committed, but it was: {error}") from error
-                return None
+    def tried(self, call: Callable[[], Any]) -> Any:
+        """Return what a call does, None if it fails; the fault is over when this rank has heard of it."""
+        try:
+            return call()
+        except ms.MPIStreamError as error:
+            self.errors.append(
+                (type(error).__name__, error.kind, error.rank, getattr(error, "errno", None), str(error))
+            )
+            if self.comm.who == self._fault.who:
+                self._fault.is_over = True
+            self._check_told(error)
+            return None
 
-        def opened(call: Callable[..., Any], *args: Any) -> Any:
-            nonlocal n_opened
-            # Each opening is on a communicator of its own, as by Dup.
-            mine = worlds[n_opened][comm.rank]
-            n_opened += 1
-            return tried(lambda: call(store, *args, comm=mine, takeover=True, options=options))
+    def _check_told(self, error: ms.MPIStreamError) -> None:
+        if self._n_committed is not None and isinstance(error, ms.CommitError) and error.kind != "outcome_unknown":
+            store: Any = ProcessStore(_LOOK)
+            if ms.open_reader(store).n_records != self._n_committed:
+                raise ViolationError(f"told that nothing was committed, but it was: {error}") from error
 
-        def again() -> Any:
-            for _ in range(_TRIES):
-                w = opened(ms.write_resume)
-                if w is not None:
-                    return w
-                if errors[-1][1] == "no_store":
-                    errors.pop()
-                    w = opened(ms.write_open, make_schema())
-                    if w is not None:
-                        return w
-            raise Violation(f"the store can't be opened: {errors}")
+    def opened(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Return a writer, None if the call fails."""
+        store: Any = ProcessStore(self.comm.who)
+        comm = next(self._transports)
+        self._n_committed = None
+        return self.tried(lambda: call(store, *args, comm=comm, takeover=True, options=self._options))
 
-        n = 0
-        w = opened(ms.write_open, make_schema()) or again()
-        assert w is not None
-        while n < _N_RECORDS:
-            if w.n_records == n:
-                if not w.is_committed("s") and n == 0:
-                    tried(lambda: w.write_static("s", STATIC[slice(*w.region["y"])]))
-                tried(lambda: write(w, comm.rank, n, 0))
-            done = None
-            for _ in range(_TRIES):
-                done = tried(w.commit)
-                if done is not None or w._channel.failure is not None:
-                    break
-            if done is None:
-                tried(w.close)
-                w = again()
-                n = w.n_records
-                continue
-            n = w.n_records
-            if n == 2:  # noqa: PLR2004 - between two rows
-                tried(w.close)
-                w = again()
-        tried(w.close)
-        return errors
+    def again(self) -> ms.StreamWriter:
+        """Resume the store, or make it if there is none yet."""
+        for _ in range(_TRIES):
+            w = self.opened(ms.write_resume)
+            if w is None and self.errors[-1][1] == "no_store":
+                self.errors.pop()
+                w = self.opened(ms.write_open, make_schema())
+            if w is not None:
+                return w
+        raise ViolationError(f"the store can't be opened: {self.errors}")
 
-    return main
+    def commits(self, w: ms.StreamWriter) -> bool:
+        """Commit, again and again while the writer lives; False when it does not."""
+        self._n_committed = w.n_committed
+        for _ in range(_TRIES):
+            if self.tried(w.commit) is not None:
+                return True
+            if w._channel.failure is not None:
+                break
+        return False
+
+    def put(self, w: ms.StreamWriter, n: int) -> None:
+        """Write what comes next, unless it is written."""
+        if n == 0 and not w.is_committed("s"):
+            self.tried(lambda: w.write_static("s", STATIC[slice(*w.region["y"])]))
+        if w.n_records == n:
+            self.tried(lambda: write(w, self.comm.rank, n, 0))
+
+    def run(self) -> list[tuple[Any, ...]]:
+        """Do all of it; return the errors."""
+        w = self.opened(ms.write_open, make_schema()) or self.again()
+        while w.n_committed < _N_RECORDS:
+            self.put(w, w.n_committed)
+            if not self.commits(w) or w.n_committed == ROW:
+                self.tried(w.close)
+                w = self.again()
+        self.tried(w.close)
+        return self.errors
 
 
 def run_with(system: System, n_ranks: int, fault: Fault, options: ms.Options = OPTIONS) -> SimDisk:
@@ -159,25 +171,25 @@ def run_with(system: System, n_ranks: int, fault: Fault, options: ms.Options = O
     for world in worlds:
         for rank in range(n_ranks):
             SimTransport(sim, 0, rank, world)
-    processes = add_job(sim, n_ranks, _main(fault, options, worlds))
+    processes = add_job(sim, n_ranks, lambda comm, disk: _Rank(comm, disk, fault, options, worlds).run())
     sim.run()
     for process in processes:
         if process.error is not None:
-            raise Violation(f"rank {process.who}: {process.error!r}") from process.error
+            raise ViolationError(f"rank {process.who}: {process.error!r}") from process.error
         if not process.has_ended:
-            raise Violation(f"rank {process.who} has not ended")
+            raise ViolationError(f"rank {process.who} has not ended")
     sim.kill()
     told = [p.result for p in processes]
     if told != [told[0]] * n_ranks:
-        raise Violation(f"the ranks were told different things: {told}")
+        raise ViolationError(f"the ranks were told different things: {told}")
     for _, kind, rank, number, text in told[0]:
         if kind in _HANGS or (number is not None and number != fault.number) or rank not in (None, fault.who):
-            raise Violation(f"an error of the disk on rank {fault.who} ends in: {kind}, rank {rank}, {text}")
+            raise ViolationError(f"an error of the disk on rank {fault.who} ends in: {kind}, rank {rank}, {text}")
     if disk.open_files:
-        raise Violation(f"{len(disk.open_files)} files are left open after {told[0]}")
+        raise ViolationError(f"{len(disk.open_files)} files are left open after {told[0]}")
     fault.is_over = True
     if (state := state_of(system, disk)) != (0,) * _N_RECORDS:
-        raise Violation(f"in the end there is {state}; the job was told {told[0]}")
+        raise ViolationError(f"in the end there is {state}; the job was told {told[0]}")
     if fault.hit:
         # What could not be deleted, or brought in step with the manifest, was a warning: the next opening does it.
         run_job(system, disk, 1, resume_main(0, 0), generation=2)
@@ -209,7 +221,7 @@ def fail_every_call(
             fault = Fault(who=who, n=n, number=number, is_lasting=is_lasting)
             try:
                 run_with(system, n_ranks, fault, options)
-            except Violation as error:
+            except ViolationError as error:
                 error.add_note(f"{n_ranks} ranks, {fault}")
                 raise
             counts["runs"] += 1

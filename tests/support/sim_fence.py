@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import mpistream as ms
 from tests.support.sim_disk import SimDisk
-from tests.support.sim_job import Main, State, Violation, add_job, check_tidy, resume_main, run_job, state_of
+from tests.support.sim_job import Main, State, ViolationError, add_job, check_tidy, resume_main, run_job, state_of
 from tests.support.sim_ranks import Process, Sim, System
 
 __all__ = ["Duel"]
@@ -58,7 +58,7 @@ class Duel:
             for m in [*[c for c in later if c[0] == _FIRST][self._n % every :: every], None]:
                 try:
                     self._meet(n_old, old, k, n_new, new, m)
-                except Violation as error:
+                except ViolationError as error:
                     error.add_note(f"{n_old} ranks, {k} frozen; {n_new} ranks took over, which waited at {m}")
                     raise
             self._n += 1
@@ -115,13 +115,13 @@ class Duel:
         for job in jobs:
             errors = {(type(p.error).__name__, getattr(p.error, "kind", None)) for p in job}
             if len(errors) != 1:
-                raise Violation(f"the ranks of one job end differently: {errors}")
+                raise ViolationError(f"the ranks of one job end differently: {errors}")
             error = job[0].error
             if error is not None and not isinstance(error, ms.MPIStreamError):
-                raise Violation(f"{error!r}") from error
+                raise ViolationError(f"{error!r}") from error
             ends.append(error)
         if all(error is not None for error in ends):
-            raise Violation(f"both jobs fail: {ends}")
+            raise ViolationError(f"both jobs fail: {ends}")
         self.counts["fenced"] += sum(isinstance(error, ms.FencedError) for error in ends)
         files, folders = disk.tree()
         key = frozenset(files.items()), tuple(folders), frozenset(disk.told)
@@ -132,12 +132,14 @@ class Duel:
         state = state_of(self._system, SimDisk(files, folders))
         before = self._state or ()
         if state is None or state[: len(before)] != before:
-            raise Violation(f"of {before} there is {state} in the end")
+            raise ViolationError(f"of {before} there is {state} in the end")
         for record, run in disk.told:
             if record >= len(state) or state[record] != run:
-                raise Violation(f"record {record} of run {run} was acknowledged, in the end there is {state}: {ends}")
+                raise ViolationError(
+                    f"record {record} of run {run} was acknowledged, in the end there is {state}: {ends}"
+                )
         again = SimDisk(files, folders)
         processes = run_job(self._system, again, 1, resume_main(1, 7), generation=3)
         if processes[0].error is not None or state_of(self._system, again) != (*state, 7):
-            raise Violation(f"the end can't be resumed: {processes[0].error!r}") from processes[0].error
+            raise ViolationError(f"the end can't be resumed: {processes[0].error!r}") from processes[0].error
         check_tidy(again, (*state, 7))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,21 @@ from mpistream.errors import FormatError
 from tests.support.sim_disk import ROOT, ProcessStore, SimDisk
 from tests.support.sim_ranks import Process, Sim, SimTransport, System
 
-__all__ = ["OPTIONS", "State", "Violation", "add_job", "check_left", "check_tidy", "create_main", "make_schema", "resume_main", "run_job", "shown_lengths", "state_of"]
+__all__ = [
+    "OPTIONS",
+    "ROW",
+    "State",
+    "ViolationError",
+    "add_job",
+    "check_left",
+    "check_tidy",
+    "create_main",
+    "make_schema",
+    "resume_main",
+    "run_job",
+    "shown_lengths",
+    "state_of",
+]
 
 NY = 4
 ROW = 2
@@ -30,7 +45,7 @@ State = tuple[int, ...] | None
 Main = Callable[[SimTransport, SimDisk], object]
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """A promise was broken."""
 
 
@@ -127,7 +142,7 @@ def add_job(sim: Sim, n: int, main: Main, first: int = 0) -> list[Process]:
     """Add the ranks of a job to a simulation."""
     world: list[SimTransport] = []
     transports = [SimTransport(sim, first, rank, world) for rank in range(n)]
-    return sim.add([lambda t=t: main(t, sim.disk) for t in transports], first)
+    return sim.add([partial(main, transport, sim.disk) for transport in transports], first)
 
 
 def run_job(system: System, disk: SimDisk, n: int, main: Main, *, generation: int) -> list[Process]:
@@ -143,7 +158,7 @@ def run_job(system: System, disk: SimDisk, n: int, main: Main, *, generation: in
 def _decoded(found: NDArray[Any], record: int) -> int:
     run = int(found[0] - value(record, 0)[0]) // 1000
     if not np.array_equal(found, value(record, run)) or found.dtype != np.int32:
-        raise Violation(f"record {record} is damaged: {found.tolist()}")
+        raise ViolationError(f"record {record} is damaged: {found.tolist()}")
     return run
 
 
@@ -152,7 +167,7 @@ def state_of(system: System, disk: SimDisk) -> State:
 
     Raises
     ------
-    Violation
+    ViolationError
         When anything that is committed is wrong, or a plain reader sees more than that.
     """
     system.disk = disk
@@ -162,26 +177,26 @@ def state_of(system: System, disk: SimDisk) -> State:
     except FormatError as error:
         if error.kind == "no_manifest":
             return None
-        raise Violation(f"the manifest is damaged: {error}") from error
+        raise ViolationError(f"the manifest is damaged: {error}") from error
     try:
         runs = []
         for i in range(reader.n_records):
             run = _decoded(reader.read_record("u", i), i)
             if int(reader.read_record("n", i)) != series(i, run):
-                raise Violation(f"record {i} is of run {run}, its series is not")
+                raise ViolationError(f"record {i} is of run {run}, its series is not")
             runs.append(run)
             names = [b for b in reader.blobs() if b[1] == i]
             if len(names) != 1 or reader.read_blob("b", i, names[0][0]) != blob(names[0][0], i, run):
-                raise Violation(f"record {i} of run {run} has the blobs {names}")
+                raise ViolationError(f"record {i} of run {run} has the blobs {names}")
         if reader.times.tolist() != [time_of(i) for i in range(reader.n_records)]:
-            raise Violation(f"times are {reader.times}")
+            raise ViolationError(f"times are {reader.times}")
         for name in reader.manifest.statics:
             if not np.array_equal(reader.read_static(name), STATIC):
-                raise Violation(f"static {name} is damaged")
+                raise ViolationError(f"static {name} is damaged")
         if not np.array_equal(reader.read_static("y"), COORDINATE):
-            raise Violation("the coordinate is damaged")
+            raise ViolationError("the coordinate is damaged")
     except ms.MPIStreamError as error:
-        raise Violation(f"what is committed can't be read: {error}") from error
+        raise ViolationError(f"what is committed can't be read: {error}") from error
     return tuple(runs)
 
 
@@ -194,7 +209,7 @@ def shown_lengths(files: dict[str, bytes]) -> set[int]:
         try:
             document = json.loads(data)
         except ValueError:
-            raise Violation(f"{path} is damaged: {data[:40]!r}") from None
+            raise ViolationError(f"{path} is damaged: {data[:40]!r}") from None
         inside = document.get("consolidated_metadata", {}).get("metadata", {})
         if document["node_type"] == "array":
             inside = {path.split("/")[1]: document}
@@ -217,15 +232,15 @@ def check_left(disk: SimDisk, n_records: int, *, has_static: bool, n_packs: int 
     left = {p for p in files if not p.startswith(f"{ROOT}/.mpistream/")} ^ _expected(n_records, has_static)
     packs = [p for p in files if p.startswith(f"{ROOT}/.mpistream/blobs/")]
     if left or n_packs not in (None, len(packs)):
-        raise Violation(f"left over: {sorted(left)}, {len(packs)} packs of blobs, {n_packs} are committed")
+        raise ViolationError(f"left over: {sorted(left)}, {len(packs)} packs of blobs, {n_packs} are committed")
 
 
 def check_tidy(disk: SimDisk, state: Sequence[int]) -> None:
     """Assert of a closed store that nothing is left over, and that documents show what is committed."""
     files, folders = disk.tree()
     if shown_lengths(files) != {len(state)}:
-        raise Violation(f"documents show {shown_lengths(files)} records, {len(state)} are committed")
+        raise ViolationError(f"documents show {shown_lengths(files)} records, {len(state)} are committed")
     # Packs of records that were dropped stay, which the manifest counts.
     check_left(disk, len(state), has_static=True, n_packs=None)
     if stage := [p for p in folders if p.startswith(f"{ROOT}/.mpistream/stage/")]:
-        raise Violation(f"left over: {stage}")
+        raise ViolationError(f"left over: {stage}")

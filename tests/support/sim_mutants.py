@@ -13,14 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from mpistream import carrying, commit, committing, local_store, opening, owner, parallel, resuming, staging
+from mpistream import carrying, commit, committing, local_store, opening, resuming
 from mpistream.agreement import Channel
-from mpistream.errors import FencedError, StoreError
+from mpistream.errors import CommitError, FencedError, StoreError
 from mpistream.local_store import LocalStore
 from mpistream.manifest import EPOCHS_FOLDER, MANIFEST_KEY
+from mpistream.opening import put_manifest
 from mpistream.owner import Owner
+from mpistream.rank_writer import RankWriter
+from mpistream.recovery import set_aside_dropped
+from mpistream.resuming import read_manifest
 from mpistream.rows import ShardRows
-from mpistream.staging import Stager
+from mpistream.staging import Stager, highest_epoch
 from mpistream.token import CommitReceipt, CommitToken
 from tests.support import sim_scenarios
 
@@ -48,6 +52,15 @@ def mutated(mutant: Mutant) -> Iterator[Callable[..., Counter[str]]]:
 
 
 MUTANTS: list[Mutant] = []
+
+
+class _SystemOfStore:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(local_store)["os"], name)
+
+
+# The calls of the system that `mpistream.local_store` makes, simulated by then.
+system: Any = _SystemOfStore()
 
 
 def _mutant(name: str, scenario: str) -> Callable[[Callable[[], Sequence[tuple[Any, str, Any]]]], None]:
@@ -159,7 +172,7 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 
     def unsynced(self: LocalStore, key: str, *, parents: bool = True) -> None:
         if parents:
-            local_store.os.makedirs(self._path(key), exist_ok=True)
+            system.makedirs(self._path(key), exist_ok=True)
         else:
             make(self, key, parents=False)
 
@@ -237,11 +250,9 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 
 @_mutant("a resume moves what it drops before its manifest", "drop")
 def _() -> Sequence[tuple[Any, str, Any]]:
-    put = resuming.put_manifest
-
     def late(store: Any, stager: Any, manifest: Any) -> None:
-        resuming.set_aside_dropped(store, stager, manifest)
-        put(store, stager, manifest)
+        set_aside_dropped(store, stager, manifest)
+        put_manifest(store, stager, manifest)
 
     return [(resuming, "put_manifest", late)]
 
@@ -282,7 +293,7 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 
     def checked(self: LocalStore, staged: str, key: str) -> None:
         epoch = int(staged.split("/")[2])
-        if (staging.highest_epoch(self) or 0) > epoch:
+        if (highest_epoch(self) or 0) > epoch:
             raise StoreError(f"{staged} is of an older epoch", kind="gone")
         place(self, staged, key)
 
@@ -325,7 +336,7 @@ def _() -> Sequence[tuple[Any, str, Any]]:
     stage = LocalStore.stage
 
     def anew(self: LocalStore, key: str, pieces: Sequence[Any], *, sync: bool) -> int:
-        local_store.os.makedirs(self._path(key.rpartition("/")[0]), exist_ok=True)
+        system.makedirs(self._path(key.rpartition("/")[0]), exist_ok=True)
         return stage(self, key, pieces, sync=sync)
 
     return [(LocalStore, "stage", anew)]
@@ -352,7 +363,6 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 
 @_mutant("nobody looks for a higher epoch after a claim", "claims")
 def _() -> Sequence[tuple[Any, str, Any]]:
-    highest = opening.highest_epoch
     create, claimed = LocalStore.create, []
 
     def noted(self: LocalStore, key: str, data: bytes) -> bool:
@@ -364,7 +374,7 @@ def _() -> Sequence[tuple[Any, str, Any]]:
     def blind(store: Any) -> int | None:
         mine = [epoch for root, epoch in claimed if root == store.root]
         claimed[:] = [c for c in claimed if c[0] != store.root]
-        return mine[-1] if mine else highest(store)
+        return mine[-1] if mine else highest_epoch(store)
 
     return [(LocalStore, "create", noted), (opening, "highest_epoch", blind)]
 
@@ -384,8 +394,8 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 
 @_mutant("a failure in a token is passed over", "faults")
 def _() -> Sequence[tuple[Any, str, Any]]:
-    token = parallel.RankWriter.token
-    return [(parallel.RankWriter, "token", lambda self, records, failure=None: token(self, records))]
+    token = RankWriter.token
+    return [(RankWriter, "token", lambda self, records, failure=None: token(self, records))]
 
 
 @_mutant("whose tokens they are is not checked", "tokens")
@@ -397,7 +407,7 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 
     return [
         (commit, "_identity_faults", partly),
-        (carrying, "_manifest_of", lambda store, tokens: resuming.read_manifest(store)),
+        (carrying, "_manifest_of", lambda store, tokens: read_manifest(store)),
     ]
 
 
@@ -455,7 +465,7 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 def _() -> Sequence[tuple[Any, str, Any]]:
     def once(fd: int, pieces: Sequence[Any]) -> int:
         views = [memoryview(p).cast("B") for p in pieces if memoryview(p).nbytes]
-        local_store.os.writev(fd, views)
+        system.writev(fd, views)
         return sum(v.nbytes for v in views)
 
     return [(local_store, "_write_all", once)]
@@ -463,12 +473,10 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 
 @_mutant("a failed open or sync of a folder leaves a descriptor", "faults")
 def _() -> Sequence[tuple[Any, str, Any]]:
-    os_ = local_store
-
     def leaky(folder: str) -> None:
-        fd = os_.os.open(folder, os_.os.O_RDONLY | os_.os.O_DIRECTORY | os_.os.O_CLOEXEC)
-        os_.os.fsync(fd)
-        os_.os.close(fd)
+        fd = system.open(folder, system.O_RDONLY | system.O_DIRECTORY | system.O_CLOEXEC)
+        system.fsync(fd)
+        system.close(fd)
 
     return [(local_store, "_sync_path", leaky)]
 
@@ -482,7 +490,7 @@ def _() -> Sequence[tuple[Any, str, Any]]:
             place(self, staged, data)
         except FencedError:
             raise
-        except owner.CommitError as error:
-            raise owner.CommitError(str(error), kind="io", rank=0, errno=error.errno) from error
+        except CommitError as error:
+            raise CommitError(str(error), kind="io", rank=0, errno=error.errno) from error
 
     return [(Owner, "_place_manifest", sure)]

@@ -7,19 +7,22 @@ the disk, or ends. There is no clock: whoever waits is told that its time is ove
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpistream import agreement, creating, lease, local_store, opening, parallel, resuming, session
+from mpistream import agreement, creating, lease, local_store, parallel, resuming, session
 from mpistream.comm import SwapTimeoutError
 from mpistream.manifest import Manifest
+from mpistream.zarr3.metadata import make_documents
 from tests.support.sim_disk import Clock, SimDisk, SimOS
 
 __all__ = ["Process", "Sim", "SimTransport", "Stopped", "System", "simulated"]
@@ -84,6 +87,10 @@ class Process:
         self._baton.acquire()
         if self.is_killed:
             raise Stopped
+
+    def has_mail_behind(self, n: int) -> bool:
+        """Whether more messages have come than so many."""
+        return self.n_mail > n
 
     def can_go(self) -> bool:
         """Whether it has something to do."""
@@ -206,7 +213,7 @@ class SimTransport:
             self._world[peer]._arrays[self.rank, tag].append((np.array(array), self._clock()))
         for peer, array in receives:
             box = self._arrays[peer, tag]
-            if not process.wait(lambda box=box: bool(box)):
+            if not process.wait(partial(bool, box)):
                 raise SwapTimeoutError([peer])
             found, clock = box.popleft()
             array[...] = found
@@ -231,7 +238,7 @@ def _waiting(timeout: float) -> Iterator[None]:
     while True:
         seen = process.n_mail
         yield
-        if not process.wait(lambda seen=seen: process.n_mail > seen):
+        if not process.wait(partial(process.has_mail_behind, seen)):
             return
 
 
@@ -251,6 +258,10 @@ class System(SimOS):
         return next(self._random).to_bytes(n, "big")
 
 
+def _nothing(*_: object) -> None:
+    """Do nothing."""
+
+
 @contextmanager
 def simulated() -> Iterator[System]:
     """Put simulated calls of the system, time and messages in the place of the real ones; give the system.
@@ -260,7 +271,7 @@ def simulated() -> Iterator[System]:
     system = System()
     documents: dict[bytes, Any] = {}
     manifests: dict[bytes, Manifest] = {}
-    make_documents, from_bytes = resuming.make_documents, Manifest.from_bytes
+    from_bytes = Manifest.from_bytes
 
     def documents_of(schema: Any) -> Any:
         key = repr(schema.to_json()).encode()
@@ -281,12 +292,12 @@ def simulated() -> Iterator[System]:
         mock.patch.object(local_store, "shutil", system),
         mock.patch.object(agreement, "waiting", _waiting),
         mock.patch.object(session, "connect", connect),
-        mock.patch.object(session, "log_plan", lambda store, plan: None),
+        mock.patch.object(session, "log_plan", _nothing),
         mock.patch.object(resuming, "make_documents", documents_of),
         mock.patch.object(creating, "make_documents", documents_of),
         mock.patch.object(Manifest, "from_bytes", staticmethod(manifest_of)),
-        mock.patch.object(lease.LeaseKeeper, "start", lambda keeper: None),
-        mock.patch.object(opening.os, "urandom", system.urandom),
+        mock.patch.object(lease.LeaseKeeper, "start", _nothing),
+        mock.patch.object(os, "urandom", system.urandom),
     ):
         try:
             yield system

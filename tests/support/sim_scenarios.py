@@ -9,7 +9,7 @@ from tests.support.sim_check import Explorer
 from tests.support.sim_disk import SimDisk
 from tests.support.sim_faults import SHORT, fail_every_call
 from tests.support.sim_fence import Duel
-from tests.support.sim_job import OPTIONS, Violation, create_main, resume_main, run_job
+from tests.support.sim_job import OPTIONS, ViolationError, create_main, resume_main, run_job
 from tests.support.sim_ranks import System
 from tests.support.sim_tokens import commit_every_choice
 
@@ -27,7 +27,7 @@ def _three_records(system: System, n: int) -> tuple[dict[str, bytes], list[str]]
     disk = SimDisk()
     for process in run_job(system, disk, n, create_main(3), generation=0):
         if process.error is not None:
-            raise Violation(f"{process.error!r}") from process.error
+            raise ViolationError(f"{process.error!r}") from process.error
     return disk.tree()
 
 

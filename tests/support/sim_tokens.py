@@ -11,7 +11,7 @@ from typing import Any
 import mpistream as ms
 from mpistream.token import CommitToken
 from tests.support.sim_disk import ProcessStore, SimDisk
-from tests.support.sim_job import OPTIONS, STATIC, State, Violation, make_schema, series, state_of, time_of, value
+from tests.support.sim_job import OPTIONS, STATIC, State, ViolationError, make_schema, series, state_of, time_of, value
 from tests.support.sim_job import blob as blob_of
 from tests.support.sim_ranks import System
 
@@ -34,9 +34,7 @@ class _Parts:
 
 def _opened(disk: SimDisk) -> list[ms.PartWriter]:
     stores: list[Any] = [ProcessStore(i) for i in range(_N)]
-    return [
-        ms.write_open_part(stores[i], make_schema(), writer=i, n_writers=_N, options=OPTIONS) for i in range(_N)
-    ]
+    return [ms.write_open_part(stores[i], make_schema(), writer=i, n_writers=_N, options=OPTIONS) for i in range(_N)]
 
 
 def _write(w: ms.PartWriter, i: int, record: int) -> None:
@@ -98,10 +96,10 @@ def commit_every_choice(system: System, n_max: int = 3) -> Counter[str]:
             except Exception as found:  # noqa: BLE001 - another error than ours is a violation, too
                 error = found
             if error is not None and not isinstance(error, ms.MPIStreamError):
-                raise Violation(f"tokens {chosen} of {len(pool)}: {error!r}") from error
+                raise ViolationError(f"tokens {chosen} of {len(pool)}: {error!r}") from error
             state: State = state_of(system, disk)
             if state != ((0, 0) if is_right else (0,)) or (error is None) != (is_right or is_again):
-                raise Violation(f"tokens {chosen} of {len(pool)}: {state}, {error!r}")
+                raise ViolationError(f"tokens {chosen} of {len(pool)}: {state}, {error!r}")
             counts["choices"] += 1
             counts["commits"] += is_right
     return counts
