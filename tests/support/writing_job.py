@@ -46,10 +46,13 @@ def _say(url: str, **what: Any) -> None:
 
 
 class HangingStore(LocalStore):
-    """A folder whose n-th call of one kind, on a key with some prefix, never returns."""
+    """A folder whose n-th call of one kind, on a key with some prefix, hangs: until a file is there, or for ever."""
 
-    def __init__(self, root: str, *, call: str, prefix: str, after: int = 0, is_armed: bool = True) -> None:
+    def __init__(
+        self, root: str, *, call: str, prefix: str, after: int = 0, is_armed: bool = True, until: str = ""
+    ) -> None:
         super().__init__(root)
+        self._until = until
         self._hang = call, prefix
         self._left = after
         self.is_armed = is_armed
@@ -62,13 +65,14 @@ class HangingStore(LocalStore):
 
     def _stop(self, key: str) -> None:
         _say(self.root, hanging=key)
-        while True:
-            time.sleep(1)
+        while not (self._until and os.path.exists(self._until)):
+            time.sleep(0.1)
 
     def stage(self, key: str, pieces: Sequence[Any], *, sync: bool) -> int:
         if "/lease-" not in key and self._meets("stage", key):
-            data = b"".join(bytes(p) for p in pieces)
-            super().stage(key, [data[: len(data) // 2]], sync=sync)
+            if not self._until:
+                data = b"".join(bytes(p) for p in pieces)
+                super().stage(key, [data[: len(data) // 2]], sync=sync)
             self._stop(key)
         return super().stage(key, pieces, sync=sync)
 
@@ -104,7 +108,7 @@ def _region(how: dict[str, Any], comm: Any) -> dict[str, tuple[int, int]] | None
 
 
 def _open(url: str, how: dict[str, Any], comm: Any) -> tuple[ms.StreamWriter, LocalStore]:
-    options = ms.Options(timeout=30, exit_timeout=5, **how.get("options", {}))
+    options = ms.Options(**{"timeout": 30, "exit_timeout": 5, **how.get("options", {})})
     region = _region(how, comm)
     hang = dict(how.get("hang", {}))
     store = LocalStore(url)
