@@ -293,6 +293,7 @@ def simulated() -> Iterator[System]:
         mock.patch.object(agreement, "waiting", _waiting),
         mock.patch.object(session, "connect", connect),
         mock.patch.object(session, "log_plan", _nothing),
+        mock.patch.object(parallel, "_say", _nothing),
         mock.patch.object(resuming, "make_documents", documents_of),
         mock.patch.object(creating, "make_documents", documents_of),
         mock.patch.object(Manifest, "from_bytes", staticmethod(manifest_of)),

@@ -141,6 +141,7 @@ def main() -> None:
         if isinstance(store, HangingStore) and w.n_records >= how.get("arm_at", 0):
             store.is_armed = True
         SCENE.write(w, w.n_records, how.get("run", 0))
+        time.sleep(how.get("pause", 0))
         if w.n_records % how.get("every", 1) == 0:
             receipt = w.commit()
             if comm.rank == 0:
