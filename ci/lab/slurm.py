@@ -132,6 +132,10 @@ def _is_due(url: Path, goal: int, job: str) -> bool:
     return _n_records(url) >= goal or state_of(job) != "RUNNING"
 
 
+def _is_stopped(job: str) -> bool:
+    return state_of(job) != "RUNNING"
+
+
 def state_of(job: str) -> str:
     return run("squeue", "-h", "-j", job, "-t", "all", "-o", "%T").strip()
 
@@ -162,7 +166,8 @@ def loop(folder: Path, rng: random.Random) -> str:
             goal = min(n + rng.randint(3, 20), N_RECORDS - 1)
             wait_until(partial(_is_due, url, goal, job), 120, "records", every=0.2)
             time.sleep(rng.random() * 0.2)
-            run("sbatch", "--wait", "--partition=high", "--ntasks=8", "--output=/dev/null", "--wrap=true")
+            run("sbatch", "--partition=high", "--ntasks=8", "--output=/dev/null", "--wrap=true")
+            wait_until(partial(_is_stopped, job), 60, "the preemption", every=0.2)
             n_preempted += 1
         time.sleep(0.5)
     assert state in ("COMPLETED", ""), (state, (folder / "out").read_text())
