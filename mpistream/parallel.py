@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import itertools
 import logging
+import os
 import sys
 import time
 import weakref
@@ -32,19 +33,21 @@ from mpistream.errors import (
     error_from_json,
     error_to_json,
 )
-from mpistream.indices import Indices
+from mpistream.indices import Indices, indices_of
+from mpistream.lent import Lent
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.mover import Load, Mover
 from mpistream.options import Options
 from mpistream.owner import Owner
 from mpistream.plan import Plan
 from mpistream.ranges import Ranges
-from mpistream.rank_writer import CheckedRecord, RankWriter, WriterStats
+from mpistream.rank_writer import CheckedRecord, RankWriter
 from mpistream.reader import StoreReader
 from mpistream.record import Record
 from mpistream.region import Region
 from mpistream.resuming import Resumed
 from mpistream.schema import StreamSchema
+from mpistream.stats import WriterStats
 from mpistream.store import Store
 from mpistream.times import TimeLike
 from mpistream.token import CommitReceipt, CommitToken
@@ -95,6 +98,7 @@ class StreamWriter:
         self._buffers: dict[str, list[NDArray[Any]]] = {}
         self._record: Record | None = None
         self._is_closed = False
+        self._pid = os.getpid()
         self._number = next(_numbers)
         self._began = time.perf_counter()
         self.resumed = resumed
@@ -115,16 +119,40 @@ class StreamWriter:
         Raises
         ------
         ProtocolError
-            When the writer was opened with `Indices`, see ``indices``.
+            When the writer was opened with `Indices`, see ``indices``, or a region for each variable, see `region_of`.
         """
-        if self._writer.indices is not None:
+        region, indices = self._writer.region, self._writer.indices
+        if isinstance(indices, Indices):
             raise ProtocolError("this rank holds indices, not a region; see w.indices", kind="region")
-        return self._writer.region
+        if not isinstance(region, Region):
+            raise ProtocolError("this rank holds a region for each variable; see w.region_of(name)", kind="region")
+        return region
+
+    def region_of(self, name: str) -> Region | Indices:
+        """Return what this rank holds of a variable or static.
+
+        Not collective.
+
+        Parameters
+        ----------
+        name
+            The variable or static. One without partitioned dims has a region without dims where each variable has a
+            region of its own; it is passed whole.
+
+        Raises
+        ------
+        SchemaError
+            For an unknown name.
+        """
+        self._writer.held(name)
+        indices = indices_of(self._writer.indices, name)
+        return self._writer.region.of(name) if indices is None else indices
 
     @property
     def indices(self) -> Indices | None:
-        """The indices that the writer was opened with, None if it was opened with a region or without."""
-        return self._writer.indices
+        """The indices that the writer was opened with for all variables, None if it was opened otherwise."""
+        indices = self._writer.indices
+        return indices if isinstance(indices, Indices) else None
 
     @property
     def n_records(self) -> int:
@@ -238,7 +266,8 @@ class StreamWriter:
         """
         self._check_open("write_record")
         self._check_no_record("write_record")
-        self._take("write_record", lambda: self._writer.checked_record(t, arrays))
+        with self._writer.lent() as lent:
+            self._take("write_record", lambda: self._writer.checked_record(t, arrays), lent)
 
     def write_record_at(self, index: int, t: TimeLike, arrays: Mapping[str, ArrayLike]) -> None:
         """Put one record of a fixed time dim, in any order.
@@ -268,7 +297,8 @@ class StreamWriter:
         """
         self._check_open("write_record_at")
         self._check_no_record("write_record_at")
-        self._take("write_record_at", lambda: self._writer.checked_record_at(index, t, arrays))
+        with self._writer.lent() as lent:
+            self._take("write_record_at", lambda: self._writer.checked_record_at(index, t, arrays), lent)
 
     @contextlib.contextmanager
     def record(self, t: TimeLike) -> Iterator[Record]:
@@ -288,24 +318,25 @@ class StreamWriter:
         """
         self._check_open("record")
         self._check_no_record("record")
-        self._record = Record(self._writer, self._buffers)
-        try:
-            yield self._record
-            arrays = self._record.arrays
-        finally:
-            self._record = None
-        self._take("write_record", lambda: self._writer.checked_record(t, arrays))
+        with self._writer.lent() as lent:
+            self._record = Record(self._writer, self._buffers, lent)
+            try:
+                yield self._record
+                arrays = self._record.arrays
+            finally:
+                self._record = None
+            self._take("write_record", lambda: self._writer.checked_record(t, arrays), lent)
 
-    def _take(self, call: str, check: Callable[[], CheckedRecord]) -> None:
+    def _take(self, call: str, check: Callable[[], CheckedRecord], lent: Lent) -> None:
         """Check a record, move what others write of it, and take it."""
         names = self._sharded
 
         def loaded() -> tuple[CheckedRecord, Load]:
             checked = check()
-            return checked, self._mover.load(names, checked.blocks)
+            return checked, self._mover.load(names, checked.blocks, lent)
 
         checked, load = self._agreed(call, names, loaded, lambda found: f"{found[0].record} {found[0].t.hex()}")
-        self._writer.take(replace(checked, blocks=self._mover.move(load)))
+        self._writer.take(replace(checked, blocks=self._mover.move(load)), lent)
         self._keep_lease()
 
     def _agreed(self, call: str, names: Sequence[str], make: Callable[[], T], digest: Callable[[T], str]) -> T:
@@ -321,7 +352,7 @@ class StreamWriter:
         assert found is not None
         return found
 
-    def write_static(self, name: str, array: ArrayLike) -> None:
+    def write_static(self, name: str, array: ArrayLike | Mapping[str, ArrayLike]) -> None:
         """Put this rank's part of a static, or of a coordinate that is written by region.
 
         Logically collective.
@@ -331,7 +362,8 @@ class StreamWriter:
         name
             The static. It is committed whole, once.
         array
-            This rank's block, as in `write_record`. Without partitioned dims, and so for strings, rank 0's counts; the
+            This rank's block, as in `write_record`; a rank whose region is empty may pass ``{}`` or, where nothing
+            moves between ranks, leave the call out. Without partitioned dims, and so for strings, rank 0's counts; the
             other ranks may pass it or leave the call out.
 
         Raises
@@ -418,7 +450,11 @@ class StreamWriter:
     # Committing
 
     def commit(
-        self, tokens: Sequence[CommitToken | Mapping[str, Any]] | None = None, *, partial_rows: bool = True
+        self,
+        tokens: Sequence[CommitToken | Mapping[str, Any]] | None = None,
+        *,
+        partial_rows: bool = True,
+        wait: bool = True,
     ) -> CommitReceipt:
         """Commit what every rank has written since the last commit.
 
@@ -430,10 +466,14 @@ class StreamWriter:
             None: over MPI tokens travel by themselves. See `write_open_part` for roles without MPI.
         partial_rows
             False: records of a row that is not full stay pending, so a row is written once.
+        wait
+            False: commit the records that are durable on every rank by now, and the statics, without a wait for those
+            that are still on their way; they stay pending. In append mode these are the first ones, up to one that
+            some rank still writes. A row that is not full stays pending, whatever ``partial_rows`` says.
 
         Returns
         -------
-        The same receipt on every rank. With nothing pending it is the last one, and no file is touched.
+        The same receipt on every rank. With nothing to commit it is the last one, and no file is touched.
 
         Raises
         ------
@@ -447,7 +487,7 @@ class StreamWriter:
 
         Notes
         -----
-        When it returns, the records are durable (as `Options.durability` says) and visible.
+        When it returns, the records are durable (as `Options.durability` says) and visible. `close` waits for all.
         """
         self._check_open("commit")
         self._check_no_record("commit")
@@ -455,7 +495,7 @@ class StreamWriter:
             raise ProtocolError(
                 "commit(tokens) is for parts without MPI, see write_open_part; call commit() on every rank", kind="role"
             )
-        commit_writers(self._channel, [self], partial_rows)
+        commit_writers(self._channel, [self], partial_rows, wait)
         return self._stream.receipt
 
     def rollback(self) -> None:
@@ -560,7 +600,7 @@ class StreamWriter:
         CommitError
             On every rank, when the last commit failed; everything is released all the same.
         """
-        if self._is_closed:
+        if self._is_closed or self._is_forked():
             return
         self._check_no_record("close")
         if not self._channel.is_usable():
@@ -609,7 +649,7 @@ class StreamWriter:
         if exc is None:
             self.close()
             return
-        if self._is_closed:
+        if self._is_closed or self._is_forked():
             return
         # All open writers first, then wait: a rank must not wait for this one in any of them.
         for other in _all_open():
@@ -628,6 +668,10 @@ class StreamWriter:
             raise ProtocolError(f"{call} on a closed writer; open the store again with write_resume", kind="closed")
         if self._channel.failure is not None:
             raise self._channel.failure
+
+    def _is_forked(self) -> bool:
+        """Whether this is a process that was forked from the writer's: what is open there is not its to close."""
+        return self._pid != os.getpid()
 
     def _check_no_record(self, call: str) -> None:
         if self._record is not None:
@@ -682,7 +726,11 @@ def _others(channel: Channel) -> list[Channel]:
 
 
 def commit_writers(
-    channel: Channel, writers: Sequence[StreamWriter], partial_rows: bool, failure: MPIStreamError | None = None
+    channel: Channel,
+    writers: Sequence[StreamWriter],
+    partial_rows: bool,
+    wait: bool,
+    failure: MPIStreamError | None = None,
 ) -> None:
     """Commit what is pending in these writers, in one agreement.
 
@@ -694,7 +742,7 @@ def commit_writers(
         That of one of the writers.
     writers
         The same on every rank, in the same order.
-    partial_rows
+    partial_rows, wait
         As in `StreamWriter.commit`.
     failure
         Why this rank can't take part.
@@ -718,6 +766,7 @@ def commit_writers(
             channel,
             [w._stream for w in writers],
             partial_rows=partial_rows,
+            wait=wait,
             failure=failure,
             others=_others(channel),
         )
@@ -742,7 +791,7 @@ def _say(text: str) -> None:
 @atexit.register
 def _at_exit() -> None:
     """No MPI here: it may be finalised by now, and the other ranks may be anywhere."""
-    for writer in _all_open():
+    for writer in (w for w in _all_open() if not w._is_forked()):
         writer._say_what_is_lost("the writer was not closed")
         if writer._owner is not None and writer._owner.keeper is not None:
             writer._owner.keeper.close()

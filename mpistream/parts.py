@@ -20,14 +20,15 @@ from mpistream.creating import CreateRequest
 from mpistream.epoch import EpochState, Share, prove_epoch
 from mpistream.errors import CommitError, ProtocolError, SchemaError
 from mpistream.grid import held_boxes
-from mpistream.layout import decompose, resolve_layout
+from mpistream.holding import checked_holdings, plain_region
+from mpistream.layout import resolve_layout, shard_regions
 from mpistream.manifest import Manifest, nonce_key, stage_folder
 from mpistream.mover import Mover
 from mpistream.opening import claim
 from mpistream.options import Options, resolve_options
 from mpistream.parallel import StreamWriter
 from mpistream.rank_writer import RankWriter
-from mpistream.region import Region
+from mpistream.region import AnyRegion, RegionLike
 from mpistream.resuming import read_manifest
 from mpistream.schema import StreamSchema
 from mpistream.store import Store, open_store
@@ -80,7 +81,11 @@ class PartWriter(StreamWriter):
             self._writer.committed(newest)
 
     def commit(
-        self, tokens: Sequence[CommitToken | Mapping[str, Any]] | None = None, *, partial_rows: bool = True
+        self,
+        tokens: Sequence[CommitToken | Mapping[str, Any]] | None = None,
+        *,
+        partial_rows: bool = True,
+        wait: bool = True,
     ) -> CommitReceipt:
         """Verify and commit the tokens of all parts.
 
@@ -92,7 +97,7 @@ class PartWriter(StreamWriter):
         ----------
         tokens
             One of each part, from its last ``flush``, as tokens or in their JSON form.
-        partial_rows
+        partial_rows, wait
             Must be True: a part puts whole what it flushes.
 
         Raises
@@ -108,7 +113,7 @@ class PartWriter(StreamWriter):
         The same tokens again give the same receipt and change nothing.
         """
         self._check_open("commit")
-        if self._owner is None or tokens is None or not partial_rows:
+        if self._owner is None or tokens is None or not (partial_rows and wait):
             raise ProtocolError(
                 "without MPI the owner (writer 0) commits with commit(tokens), or any process with commit_tokens(url, "
                 "tokens)",
@@ -145,7 +150,7 @@ class PartWriter(StreamWriter):
 
         Not collective.
         """
-        if not self._is_closed:
+        if not (self._is_closed or self._is_forked()):
             self._release()
 
     def _release(self) -> None:
@@ -163,7 +168,7 @@ def write_open_part(
     *,
     writer: int,
     n_writers: int,
-    region: Mapping[str, Any] | None = None,
+    region: RegionLike | None = None,
     options: Options | None = None,
 ) -> PartWriter:
     """Open one part of a store that independent processes write, without MPI.
@@ -181,8 +186,9 @@ def write_open_part(
     n_writers
         Number of parts.
     region
-        What this part owns; by default its box of ``decompose(schema, n_writers)``. With regions of its own the
-        schema must give all shard shapes, and every variable must have all partitioned dims.
+        What this part owns, boxes on shard edges as in `write_open`; by default a balanced box of whole shards. With
+        regions of its own the schema must give all shard shapes, and every variable must have all dims that its region
+        names.
     options
         As in `write_open`; a part waits ``timeout`` seconds for the owner.
 
@@ -204,11 +210,11 @@ def write_open_part(
         raise SchemaError(f"writer {writer} of {n_writers}: give a number from 0 to {n_writers - 1}", kind="writer")
     schema = resolve_layout(schema, n_writers) if region is None else schema
     if region is None:
-        epoch: EpochState | None = prove_epoch(schema, decompose(schema, n_writers))
+        epoch: EpochState | None = prove_epoch(schema, shard_regions(schema, n_writers))
         assert epoch is not None
         share = epoch.shares()[writer]
     else:
-        epoch, share = None, _own_share(schema, writer, Region.from_mapping(region, schema.partitioned_sizes))
+        epoch, share = None, _own_share(schema, writer, _own_region(schema, writer, region))
     request = CreateRequest(schema, overwrite=False)
     if writer == 0:
         request.check_target(store)
@@ -229,14 +235,27 @@ def write_open_part(
     return PartWriter(channel, store, rank_writer, mover, owner, manifest, chosen, None, None)
 
 
-def _own_share(schema: StreamSchema, writer: int, region: Region) -> Share:
+def _own_region(schema: StreamSchema, writer: int, region: RegionLike) -> AnyRegion:
+    held = checked_holdings([plain_region(region)], schema, [writer])
+    if held.indexed_dims:
+        raise SchemaError(
+            f"writer {writer}: Indices are rearranged, which parts without MPI can't; give boxes on shard edges, or "
+            "open with comm=",
+            kind="region",
+        )
+    assert held.regions is not None
+    return held.regions[0]
+
+
+def _own_share(schema: StreamSchema, writer: int, region: AnyRegion) -> Share:
     """Return what a part writes that does not know the others' regions."""
     boxes: dict[str, tuple[Box, ...]] = {}
     for array in schema.arrays.values():
         if not array.is_sharded:
             continue
-        lacks = set(schema.partitioned_dims) - set(array.base_dims)
-        if lacks == set(schema.partitioned_dims) and array.is_resolved:
+        own = region.of(array.name)
+        lacks = set(own.dims) - set(array.base_dims)
+        if lacks == set(own.dims) and array.is_resolved:
             # The owner writes it, whatever the regions are.
             boxes[array.name] = (tuple((0, n) for n in array.shape),) if writer == 0 else ()
             continue
@@ -247,7 +266,7 @@ def _own_share(schema: StreamSchema, writer: int, region: Region) -> Share:
                 "region out",
                 kind="region",
             )
-        held = held_boxes(array.grid, schema.partitioned_dims, region)
+        held = held_boxes(array.grid, own.dims, own)
         boxes[array.name] = tuple(box for box in held if box_n_cells(box))
         for box in boxes[array.name]:
             array.grid.check_aligned(box, writer)

@@ -16,23 +16,24 @@ PACKAGE = ROOT / "mpistream"
 # The layers, lowest first. A module may import those of the rows above its own, and those to its left.
 LAYERS = """
     _version  errors  zarr3  refresher
-    strings  names  times  block  rounding  tiling  ranges  options  local_store  store  memory_store  comm  agreement
+    strings  names  times  block  rounding  tiling  ranges  options  cores
+    local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard  zarr3.splice
     description  region  grid  indices  rearrange  arrays  cf  schema
-    layout  manifest  blobs  node
+    layout  manifest  blobs  node  holding
     zarr3.metadata  zarr3.snapshot  zarr3.document
     array_reader  foreign
     token  epoch  decomposition  plan  commit
-    lease  staging  rows  recovery  hierarchy
+    fence  lease  stats  pipeline  staged  staging  lent  rows  series  recovery  hierarchy
     rank_writer  record  mover
     owner
     reader
     committing  indexing  opening  creating  resuming  repairing  carrying
     parallel  several  session  parts
     __init__
-    info
+    info  benchmarking
     cli  cli.terminal
-    cli.commit  cli.info  cli.plan  cli.repair
+    cli.bench  cli.commit  cli.info  cli.plan  cli.repair
     cli.verbs
     __main__
 """
@@ -50,6 +51,7 @@ PURE = {
     "epoch",
     "errors",
     "grid",
+    "holding",
     "indices",
     "layout",
     "manifest",

@@ -16,9 +16,10 @@ import mpistream as ms
 import mpistream.creating
 import mpistream.lease
 import mpistream.parallel
+import mpistream.rank_writer
 import mpistream.resuming
 import mpistream.session
-from mpistream.layout import decompose, resolve_layout
+from mpistream.layout import resolve_layout, shard_regions
 from mpistream.manifest import Manifest
 from mpistream.memory_store import MemoryStore
 from mpistream.token import CommitReceipt
@@ -60,6 +61,8 @@ def in_one_process() -> Iterator[None]:
         mock.patch.object(mpistream.creating, "make_documents", make_once),
         mock.patch.object(mpistream.resuming, "make_documents", make_once),
         mock.patch.object(mpistream.lease.LeaseKeeper, "start"),
+        # Where there are threads, they encode.
+        mock.patch.object(mpistream.rank_writer, "_MIN_BACKGROUND_NBYTES", 0),
         mock.patch.object(mpistream.parallel, "_all_open", writers_here(mpistream.parallel._all_open)),
     ):
         yield
@@ -110,7 +113,7 @@ class Crew:
         self.regions: list[ms.Region] | None = None
         if draw.random() < 0.3:
             # Given by the ranks, in another order than that of the grid.
-            self.regions = draw.sample(decompose(resolve_layout(shape.schema, size), size), size)
+            self.regions = draw.sample(shard_regions(resolve_layout(shape.schema, size), size), size)
         bound = draw.choice([None, None, 200])
         self.options = ms.Options(
             writers="all",
