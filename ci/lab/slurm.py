@@ -67,7 +67,7 @@ PartitionName=high Nodes={host} PriorityTier=10 PreemptMode=OFF
 
 # The ranks of each run: one more or one less than those of the last.
 _SCRIPT = """#!/bin/sh
-#SBATCH --partition=low --ntasks=8 --requeue --open-mode=append --output={folder}/out
+#SBATCH --partition=low --ntasks=8 --time=10 --requeue --open-mode=append --output={folder}/out
 cd {root}
 n=$((1 + ${{SLURM_RESTART_COUNT:-0}} % 4))
 echo "run ${{SLURM_RESTART_COUNT:-0}} on $n ranks"
@@ -156,11 +156,14 @@ def loop(folder: Path, rng: random.Random) -> str:
     )
     job = run("sbatch", "--parsable", script).strip()
     n_preempted, deadline = 0, time.monotonic() + DEADLINE
-    while (state := state_of(job)) not in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", ""):
+    while (state := state_of(job)) not in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", ""):
         assert time.monotonic() < deadline, (state, (folder / "out").read_text())
-        if state == "PENDING":
-            with contextlib.suppress(RuntimeError):  # it may just have begun
-                run("scontrol", "update", f"jobid={job}", "StartTime=now")
+        if state == "PENDING" and run("squeue", "-h", "-j", job, "-o", "%r").strip() == "BeginTime":
+            # A job that is requeued else waits for two minutes.
+            run("scontrol", "update", f"jobid={job}", "StartTime=now")
+        if state in ("TIMEOUT", "PREEMPTED"):
+            # The grace of a preemption ends as a time limit does; SLURM requeues then only if it is asked.
+            run("scontrol", "requeue", job)
         n = _n_records(url)
         if state == "RUNNING" and n and n < N_RECORDS - 30:
             goal = min(n + rng.randint(3, 20), N_RECORDS - 1)

@@ -135,8 +135,9 @@ def test_job_killed_again_and_again_loses_nothing_that_was_acknowledged(tmp_path
     for _ in range(N_KILLS):
         every = rng.choice([1, 1, 2, 3])
         options = {"durability": rng.choice(["none", "fsync"]), "threads": rng.choice([0, 1, 2])}
-        how = {"every": every, "options": options, "wait": rng.random() < 2 / 3, "rearranged": rng.random() < 0.5}
-        with _start(rng.randint(1, 4), url, 10**6, **how) as job:
+        wait, rearranged = rng.random() < 2 / 3, rng.random() < 0.5
+        how = {"every": every, "options": options, "wait": wait, "rearranged": rearranged}
+        with _start(rng.randint(1, 4), url, 10_000, **how) as job:
             opened = _wait_for(job, url, "opened")[0]
             assert (opened["opened"], opened["stray"], opened["stage"]) == (n, [], [str(opened["epoch"])])
             _wait_for(job, url, "committed", rng.randint(1, 4))

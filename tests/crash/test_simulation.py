@@ -13,9 +13,10 @@ What is enumerated, by `tests.support.sim_check` and its neighbours:
 * A job of 1 to 6 ranks, crashed at four points of a commit and resumed on 1 to 6 ranks; chains of jobs at random.
 * Every choice of up to three tokens out of fourteen, in a store that parts have written.
 
-What is not: other orders in which ranks get messages (they change no name that two ranks share), a second crash at the
-states between, more than one change of turn between two jobs (`ci/soak` has more of each), rearranging, fixed times,
-several streams (`tests/model` has these without loss of power).
+What is not: threads and commits that do not wait (what is on its way is not in place), other orders in which ranks get
+messages (they change no name that two ranks share), a second crash at the states between, more than one change of turn
+between two jobs (`ci/soak` has more of each), rearranging, fixed times, several streams (`tests/model` has these without
+loss of power).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import pytest
 
 from tests.support import sim_scenarios
 from tests.support.sim_check import Explorer
+from tests.support.sim_crash import crashes_after
 from tests.support.sim_disk import SimDisk
 from tests.support.sim_fence import Duel
 from tests.support.sim_job import create_main, resume_main, run_job
@@ -116,6 +118,22 @@ def test_random_chains_of_crashes(system: System) -> None:
     print(f"MPISTREAM_TEST_SEED={first}")
     for seed in range(first, first + 30):
         walk(system, seed)
+
+
+def test_blobs_that_a_resume_has_removed_do_not_come_back(system: System) -> None:
+    """Of a commit that failed, resumes that lose power at once bring no blob back, however often (I1)."""
+    disk = SimDisk()
+    assert [p.error for p in run_job(system, disk, 2, create_main(2), generation=0)] == [None, None]
+    # Everything of the second commit is in place but its manifest.
+    manifests = [k for k, e in enumerate(disk.log) if e.is_manifest]
+    crash = list(crashes_after(SimDisk(), disk.log, manifests[2]))[-1]
+    for generation in (1, 2, 3):
+        disk = SimDisk(crash.files, crash.folders)
+        assert run_job(system, disk, 1, resume_main(0, 1), generation=generation)[0].error is None
+        told = next(k for k, e in enumerate(disk.log) if e.kind == "ack")
+        # Of all that is not durable when the resume returns, nothing is left.
+        crash = next(crashes_after(SimDisk(crash.files, crash.folders), disk.log, told + 1))
+    assert [p for p in crash.files if "/blobs/" in p] == ["store/.mpistream/blobs/1-1-1"]
 
 
 # Those that take a second each; all of them are in ci/soak.

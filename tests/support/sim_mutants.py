@@ -16,6 +16,7 @@ from unittest import mock
 from mpistream import carrying, commit, committing, local_store, opening, resuming
 from mpistream.agreement import Channel
 from mpistream.errors import CommitError, FencedError, StoreError
+from mpistream.fence import highest_epoch
 from mpistream.local_store import LocalStore
 from mpistream.manifest import EPOCHS_FOLDER, MANIFEST_KEY
 from mpistream.opening import put_manifest
@@ -24,7 +25,7 @@ from mpistream.rank_writer import RankWriter
 from mpistream.recovery import set_aside_dropped
 from mpistream.resuming import read_manifest
 from mpistream.rows import ShardRows
-from mpistream.staging import Stager, highest_epoch
+from mpistream.staging import Stager
 from mpistream.token import CommitReceipt, CommitToken
 from tests.support import sim_scenarios
 
@@ -395,7 +396,11 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 @_mutant("a failure in a token is passed over", "faults")
 def _() -> Sequence[tuple[Any, str, Any]]:
     token = RankWriter.token
-    return [(RankWriter, "token", lambda self, records, failure=None: token(self, records))]
+
+    def fine(self: RankWriter, records: Any, failure: Any = None, statics: Any = None) -> CommitToken:
+        return token(self, records, None, statics)
+
+    return [(RankWriter, "token", fine)]
 
 
 @_mutant("whose tokens they are is not checked", "tokens")
@@ -453,10 +458,10 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 def _() -> Sequence[tuple[Any, str, Any]]:
     run = committing._Commit.run
 
-    def alone(self: Any, partial_rows: bool, failure: Any, others: Any) -> None:
+    def alone(self: Any, failure: Any, others: Any) -> None:
         for stream in self.streams:
-            stream.writer.stage(partial_rows=partial_rows)
-        run(self, partial_rows, failure, others)
+            stream.writer.stage(partial_rows=self.partial_rows)
+        run(self, failure, others)
 
     return [(committing._Commit, "run", alone)]
 
