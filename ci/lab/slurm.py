@@ -71,7 +71,11 @@ _SCRIPT = """#!/bin/sh
 cd {root}
 n=$((1 + ${{SLURM_RESTART_COUNT:-0}} % 4))
 echo "run ${{SLURM_RESTART_COUNT:-0}} on $n ranks"
-exec mpiexec -launcher fork -n $n {python} -m mpi4py {job} {url} {n_records} '{how}'
+trap : TERM
+mpiexec -launcher fork -n $n {python} -m mpi4py {job} {url} {n_records} '{how}' && exit
+# Preempted: a script that ended now would have failed, and SLURM would not requeue it.
+sleep 60
+exit 1
 """
 
 
