@@ -232,7 +232,7 @@ class StoreReader:
         (start, stop), *others = box
         if array.role is Role.SERIES and inside(self.committed, start, stop) == ((start, stop),):
             return self._series(array, start, stop)
-        out = np.empty([b - a for a, b in box], array.dtype)
+        out = _room(path, [b - a for a, b in box], array.dtype)
         for i in range(start, stop):
             out[i - start] = self.read_record(path, i, dict(zip(array.space_dims, others, strict=True)))
         return out
@@ -246,7 +246,8 @@ class StoreReader:
         return np.array(values[slice(*box[0])])
 
     def _mask(self) -> NDArray[np.bool_]:
-        mask = np.zeros(self.n_records, bool)
+        mask = _room("committed", [self.n_records], np.dtype(bool))
+        mask[:] = False
         for start, stop in self.committed:
             mask[start:stop] = True
         return mask
@@ -447,7 +448,7 @@ class StoreReader:
         return [region.get(dim, axis) for dim, axis in axes]
 
     def _read(self, array: ArraySpec, record: int | None, axes: Sequence[Axis]) -> NDArray[Any]:
-        out = np.empty(axis_lengths(axes), array.dtype)
+        out = _room(array.name, axis_lengths(axes), array.dtype)
         if out.size == 0:
             return out
         error = None
@@ -501,7 +502,7 @@ class StoreReader:
             raise error
 
     def _series(self, array: ArraySpec, start: int, stop: int) -> NDArray[Any]:
-        out, error = np.empty(stop - start, array.dtype), None
+        out, error = _room(array.name, [stop - start], array.dtype), None
         try:
             self._arrays.read_series(array, start, out)
         except FormatError as found:
@@ -601,6 +602,18 @@ class StoreReader:
         else:
             # The other ranks must not wait for this one in their next call.
             self._channel.post_leave(exc)
+
+
+def _room(name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array for what is read; how large it is may be what a store claims."""
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError) as error:
+        raise SchemaError(
+            f"{name!r}: {' x '.join(map(str, shape))} values of {dtype.name} are too many for memory; read a smaller "
+            "region",
+            kind="region",
+        ) from error
 
 
 def _held_box(array: ArraySpec, region: Region) -> Box:

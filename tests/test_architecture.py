@@ -18,6 +18,7 @@ LAYERS = """
     _version  errors  zarr3  refresher
     strings  names  times  block  rounding  tiling  ranges  options  cores
     local_store  store  memory_store  comm  agreement
+    walltime  preemption
     zarr3.codecs  zarr3.shard  zarr3.splice
     description  region  grid  indices  rearrange  arrays  cf  schema
     layout  manifest  blobs  node  holding
@@ -29,11 +30,12 @@ LAYERS = """
     owner
     reader
     committing  indexing  opening  creating  resuming  repairing  carrying
-    parallel  several  session  parts
+    parallel  several  session  parts  checkpoints
+    checks  inspection  verify
     __init__
     info  benchmarking
     cli  cli.terminal
-    cli.bench  cli.commit  cli.info  cli.plan  cli.repair
+    cli.bench  cli.commit  cli.info  cli.plan  cli.repair  cli.truncate  cli.verify
     cli.verbs
     __main__
 """
@@ -85,6 +87,7 @@ LOCAL_IMPORTS: dict[str, set[str]] = {
     "zarr": set(),
     "h5py": set(),
     "xarray": {"reader"},
+    "subprocess": {"walltime"},
     "typer": set(),
     "rich": set(),
     "matplotlib": set(),

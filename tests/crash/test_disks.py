@@ -18,6 +18,7 @@ from mpistream import session
 from tests.support.disks import LoopDisk, remount, tmpfs
 from tests.support.ranks import MemoryTransport, run_ranks
 from tests.support.scene import PLANE, assert_holds
+from tests.support.verified import assert_no_damage, assert_sound
 from tests.support.wait import wait_until
 
 SHARD = {"time": 4, "y": 2, "x": 6}
@@ -84,6 +85,7 @@ def test_power_that_is_lost_again_and_again_takes_nothing_that_was_acknowledged(
         assert told[0] <= n <= told[0] + 1
         for i in range(n):
             assert ms.read_record(url, "u", i).tobytes() == PLANE.whole("u", i).tobytes()
+        assert_no_damage(url)
         told[0] = n
 
     def last(comm: MemoryTransport) -> None:
@@ -93,6 +95,7 @@ def test_power_that_is_lost_again_and_again_takes_nothing_that_was_acknowledged(
 
     run_ranks(2, last)
     assert_holds(url, PLANE, [0] * (n + 1))
+    assert_sound(url)
 
 
 def _fill(folder: Path) -> Callable[[], None]:
@@ -176,3 +179,4 @@ def test_disk_that_is_full_or_read_only_is_one_error_and_then_goes_on(
         assert {(kind, found) for kind, found, _ in errors} == {("io", number)}
         assert len({text for _, _, text in errors}) <= 2
         assert_holds(url, PLANE, [0] * 5)
+        assert_sound(url)
