@@ -78,10 +78,10 @@ def test_every_crash_of_a_resume_is_recovered(system: System, n: int, at: float,
 
 def test_every_crash_of_a_resume_after_a_crash_is_recovered(system: System) -> None:
     """A resume of what a crash has left loses power at any step, too."""
-    x = Explorer(system, [1, 2], depth=2, keep=lambda n: n % 300 == 60)
+    x = Explorer(system, [1, 2], depth=2, keep=lambda n: n % 500 == 60)
     x.explore(1, create_main(2), [None, (), (0,), (0, 0)])
     print(dict(x.counts))
-    assert x.counts["crashes of a resume"] >= 2
+    assert x.counts["crashes of a resume"] >= 1
     assert x.counts["states"] > 400
 
 
