@@ -21,6 +21,8 @@ from mpistream.errors import (
     StoreError,
     TilingError,
 )
+from mpistream.export import Exported, export
+from mpistream.hdf5 import HDF5Reader, open_hdf5
 from mpistream.indices import Indices
 from mpistream.layout import suggest_layout
 from mpistream.node import Node
@@ -46,8 +48,10 @@ __all__ = [
     "CommitReceipt",
     "CommitToken",
     "Coordinate",
+    "Exported",
     "FencedError",
     "FormatError",
+    "HDF5Reader",
     "IndexedTime",
     "Indices",
     "MPIStreamError",
@@ -71,6 +75,8 @@ __all__ = [
     "commit_all",
     "commit_tokens",
     "decompose",
+    "export",
+    "open_hdf5",
     "open_reader",
     "plan",
     "read_blob",

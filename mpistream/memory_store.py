@@ -22,6 +22,12 @@ class _BytesReader:
     def read(self, offset: int, nbytes: int) -> bytes:
         return self._data[offset : offset + nbytes]
 
+    def read_into(self, offset: int, buffer: Buffer) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self._data[offset : offset + view.nbytes]
+        view[: len(data)] = data
+        return len(data)
+
     def close(self) -> None:
         """Nothing is held."""
 

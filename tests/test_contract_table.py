@@ -22,6 +22,7 @@ OWNERS = {
     "rec": Record,
     "part": mpistream.PartWriter,
     "r": mpistream.StoreReader,
+    "h": mpistream.HDF5Reader,
 }
 
 

@@ -13,7 +13,7 @@ What is enumerated, by `tests.support.sim_check` and its neighbours:
 * A job of 1 to 6 ranks, crashed at four points of a commit and resumed on 1 to 6 ranks; chains of jobs at random.
 * Every choice of up to three tokens out of fourteen, in a store that parts have written.
 
-What is not: threads and commits that do not wait (what is on its way is not in place), other orders in which ranks get
+What is not: threads (they sync one by one here), commits that do not wait, other orders in which ranks get
 messages (they change no name that two ranks share), a second crash at the states between, more than one change of turn
 between two jobs (`ci/soak` has more of each), rearranging, fixed times, several streams (`tests/model` has
 these, without loss of power).

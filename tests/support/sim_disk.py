@@ -253,6 +253,12 @@ class SimDisk:
     def pread(self, fd: int, n: int, offset: int) -> bytes:
         return self._file("pread", fd)[1].data[offset : offset + n]
 
+    def preadv(self, fd: int, buffers: Sequence[Any], offset: int) -> int:
+        (buffer,) = buffers
+        data = self.pread(fd, len(buffer), offset)
+        buffer[: len(data)] = data
+        return len(data)
+
     def fstat(self, fd: int) -> SimpleNamespace:
         return _status(self._file("fstat", fd)[1])
 

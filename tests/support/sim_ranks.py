@@ -262,6 +262,12 @@ def _nothing(*_: object) -> None:
     """Do nothing."""
 
 
+def _one_by_one(calls: Sequence[Any], _: int) -> None:
+    """In the place of `mpistream.together.run_together`: in an order that is the same in every run."""
+    for call in sorted(calls, key=lambda c: c.args):
+        call()
+
+
 @contextmanager
 def simulated() -> Iterator[System]:
     """Put simulated calls of the system, time and messages in the place of the real ones; give the system.
@@ -290,6 +296,7 @@ def simulated() -> Iterator[System]:
     with (
         mock.patch.object(local_store, "os", system),
         mock.patch.object(local_store, "shutil", system),
+        mock.patch.object(local_store, "run_together", _one_by_one),
         mock.patch.object(agreement, "waiting", _waiting),
         mock.patch.object(session, "connect", connect),
         mock.patch.object(session, "log_plan", _nothing),
