@@ -21,6 +21,9 @@ from mpistream.errors import (
 )
 from mpistream.indices import Indices
 from mpistream.layout import decompose, suggest_layout
+from mpistream.location_series import write_open_locations
+from mpistream.location_writer import LocationSeriesWriter
+from mpistream.locations import chunk_locations, location_schema
 from mpistream.node import Node
 from mpistream.options import Options
 from mpistream.parallel import StreamWriter
@@ -45,6 +48,7 @@ __all__ = [
     "FormatError",
     "IndexedTime",
     "Indices",
+    "LocationSeriesWriter",
     "MPIStreamError",
     "Node",
     "Options",
@@ -62,9 +66,11 @@ __all__ = [
     "TilingError",
     "Variable",
     "__version__",
+    "chunk_locations",
     "commit_all",
     "commit_tokens",
     "decompose",
+    "location_schema",
     "open_reader",
     "plan",
     "read_blob",
@@ -75,6 +81,7 @@ __all__ = [
     "schema_fingerprint",
     "suggest_layout",
     "write_open",
+    "write_open_locations",
     "write_open_part",
     "write_resume",
 ]

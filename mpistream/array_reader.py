@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mpistream.arrays import SERIES_CHUNK, ArraySpec
 from mpistream.errors import FormatError
 from mpistream.store import Readable
-from mpistream.tiling import Box
+from mpistream.tiling import Box, Interval
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import chunk_key
 from mpistream.zarr3.shard import read_shard
@@ -54,17 +54,19 @@ class ArrayReader:
 
     def read_shards(self, array: ArraySpec, record: int | None, box: Box, out: NDArray[Any]) -> None:
         """Decode a box of one record, or of a static, from its shards into ``out``."""
+        start = record or 0
+        self.read_records(array, (start, start + 1), box, out[np.newaxis])
+
+    def read_records(self, array: ArraySpec, records: Interval, box: Box, out: NDArray[Any]) -> None:
+        """Decode a box of several records into ``out``; what shares an inner chunk is decoded once."""
         spec, grid = array.shard_spec(), array.grid
-        row, in_row = divmod(record or 0, array.row_length)
-        lead = (row,) if array.has_time else ()
-        for shard, inside, within in cells(box, grid.shard_shape):
-            key = chunk_key(array.name, self._separator, (*lead, *shard))
-            target = out[slices(within)]
+        for index, inside, within in cells((records, *box), (array.row_length, *grid.shard_shape)):
+            key = chunk_key(array.name, self._separator, index if array.has_time else index[1:])
             opened = self._store.open(key)
             if opened is None:
                 raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
             try:
-                read_shard(spec, opened.nbytes, opened.read, ((in_row, in_row + 1), *inside), target[np.newaxis])
+                read_shard(spec, opened.nbytes, opened.read, inside, out[slices(within)])
             except FormatError as error:
                 raise FormatError(f"{key}: {error}", kind=error.kind) from error
             finally:

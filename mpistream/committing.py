@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpistream.agreement import Channel
-from mpistream.commit import Decision, next_manifest
+from mpistream.commit import Decision, next_manifest, timed
 from mpistream.errors import CommitError, MPIStreamError, ProtocolError, as_ours, error_from_json, error_to_json
 from mpistream.manifest import Manifest
 from mpistream.owner import Owner, Prepared, commit_error
-from mpistream.ranges import Ranges, members
+from mpistream.ranges import Ranges
 from mpistream.rank_writer import RankWriter
 from mpistream.store import Store
 from mpistream.token import CommitReceipt, CommitToken
@@ -117,7 +117,7 @@ class _Commit:
             others=others,
         )
         pending = [i for i, is_pending in enumerate(go) if is_pending]
-        outcome: dict[str, Any] = {"receipts": [], "error": None}
+        outcome: dict[str, Any] = {"receipts": [], "records": [], "error": None}
         if pending:
             # 3 Place.
             tokens = [self._place(i, votes[i]["token"]) for i in pending]
@@ -127,8 +127,8 @@ class _Commit:
             else:
                 self.channel.gather(json.dumps(tokens).encode())
                 outcome = self.channel.await_announcement()
-        for i, receipt in zip(pending, outcome["receipts"], strict=False):
-            self._committed(i, CommitReceipt.from_json(receipt))
+        for i, receipt, records in zip(pending, outcome["receipts"], outcome["records"], strict=False):
+            self._committed(i, CommitReceipt.from_json(receipt), tuple((a, b) for a, b in records))
         # 8 Publish: what was committed now, and what an earlier commit could not.
         for stream in self.streams:
             if stream.owner is not None:
@@ -243,9 +243,8 @@ class _Commit:
     def _prepare(self, i: int, decision: Decision) -> Prepared:
         stream, records = self.streams[i], self.records[i]
         assert decision.manifest is not None
-        times = dict(zip(members(records), stream.writer.times(records), strict=True))
         try:
-            return self._owner(i).prepare(decision.manifest, times)
+            return self._owner(i).prepare(decision.manifest, timed(records, stream.writer.times(records)))
         except MPIStreamError as error:
             raise self._named(stream, error) from error
 
@@ -259,7 +258,12 @@ class _Commit:
 
     def _announce(self, receipts: list[dict[str, Any]], error: MPIStreamError | None) -> dict[str, Any]:
         """Tell every rank which streams are committed, the first ones, and what is wrong with the others."""
-        outcome = {"receipts": receipts, "error": None if error is None else error_to_json(error)}
+        outcome = {
+            "receipts": receipts,
+            # In a location series a rank knows its own only.
+            "records": [d.records for d in self.decisions[: len(receipts)]],
+            "error": None if error is None else error_to_json(error),
+        }
         if error is not None and not receipts:
             self.channel.announce(error=error)
         else:
@@ -268,9 +272,9 @@ class _Commit:
                 self.channel.note(error)
         return outcome
 
-    def _committed(self, i: int, receipt: CommitReceipt) -> None:
+    def _committed(self, i: int, receipt: CommitReceipt, records: Ranges) -> None:
         """Go on from the new state of a stream: every rank computes the same."""
-        stream, records = self.streams[i], self.records[i]
+        stream = self.streams[i]
         times = stream.writer.times(records)
         stream.manifest = next_manifest(stream.manifest, records, times, receipt.new_statics, receipt.n_packs)
         stream.writer.committed(stream.manifest)

@@ -45,6 +45,7 @@ from mpistream.manifest import (
 )
 from mpistream.options import Options
 from mpistream.plan import Plan
+from mpistream.ranges import Ranges
 from mpistream.region import Region
 from mpistream.schema import StreamSchema
 from mpistream.staging import Stager, highest_epoch
@@ -196,7 +197,9 @@ def checked_regions(given: Sequence[Any], schema: StreamSchema) -> list[Region] 
     return regions
 
 
-def settled(schema: StreamSchema, votes: Sequence[Any], options: Options) -> tuple[StreamSchema, EpochState]:
+def settled(
+    schema: StreamSchema, votes: Sequence[Any], options: Options, committed: Ranges = ()
+) -> tuple[StreamSchema, EpochState]:
     """Return the schema with its layout and the epoch, for what the ranks hold.
 
     Raises
@@ -208,11 +211,13 @@ def settled(schema: StreamSchema, votes: Sequence[Any], options: Options) -> tup
     nodes = [vote["node"] for vote in votes]
     dims = indexed_dims(given, schema)
     if dims is not None:
+        if schema.is_location_series:
+            raise SchemaError("a share of a location series is one range, (start, stop), not Indices", kind="region")
         if options.rearrange == "never":
             raise SchemaError("Indices need rearranging; leave rearrange='never' out", kind="option")
         return settle_indexed(schema, dims, nodes, writers=options.writers)
     regions = checked_regions(given, schema)
-    return settle(schema, regions, nodes, writers=options.writers, rearrange=options.rearrange)
+    return settle(schema, regions, nodes, writers=options.writers, rearrange=options.rearrange, committed=committed)
 
 
 def log_plan(store: Store, cost: Plan) -> None:

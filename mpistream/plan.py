@@ -11,6 +11,7 @@ from mpistream.arrays import Role
 from mpistream.decomposition import settle
 from mpistream.epoch import EpochState
 from mpistream.layout import SMALL_OBJECT_NBYTES
+from mpistream.locations import chunk_locations, row_length
 from mpistream.region import Region, RegionLike
 from mpistream.schema import StreamSchema
 from mpistream.tiling import box_n_cells
@@ -168,6 +169,10 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str]) -> Pl
             # Of a rearranged array the record itself is received, too.
             memory[i] += nbytes * (a.row_length + slab + (exchange is not None))
             is_writer[i] |= nbytes > 0
+    if schema.is_location_series:
+        # Each location is one rank's, and so are its bytes.
+        is_writer = [start < stop for start, stop in epoch.records]
+        record, memory = record[:1], [n if writes else 0 for n, writes in zip(memory, is_writer, strict=True)]
     on_node: dict[str, int] = {}
     for node, nbytes in zip(nodes, memory, strict=True):
         on_node[node] = on_node.get(node, 0) + nbytes
@@ -191,23 +196,33 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str]) -> Pl
         writer_memory_nbytes=max(memory),
         node_memory_nbytes=max(on_node.values()),
         # What is not partitioned is small, and is written by one rank.
-        warnings=_warnings(schema, {n: b for n, b in shards.items() if _is_partitioned(schema, n)}, objects),
+        warnings=_warnings(schema, {n: b for n, b in shards.items() if _is_partitioned(schema, n)}, objects, n_ranks),
     )
 
 
-def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float) -> tuple[str, ...]:
+def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float, n_ranks: int) -> tuple[str, ...]:
     found = []
     small = {n: b for n, b in shards.items() if b < SMALL_OBJECT_NBYTES}
-    if small:
+    if small and schema.is_location_series:
+        # What is chosen where nothing is given is as large as the ranks' shares allow.
+        name = min(small, key=lambda n: small[n])
+        array, row = schema.arrays[name], row_length(schema)
+        longest = chunk_locations(array.shape[0], -(-(schema.n_total or 1) // n_ranks), itemsize=array.dtype.itemsize)
+        if row < longest:
+            found.append(
+                f"objects of variable {name!r} have {_size(small[name])} before compression, under 4 MiB: raise "
+                f"chunk_locations from {row} to {longest}"
+            )
+    elif small:
         name = min(small, key=lambda n: small[n])
         row = schema.arrays[name].row_length
         found.append(
             f"objects of variable {name!r} have {_size(small[name])} before compression, under 4 MiB: "
-            f"raise shard_shape, for example its {schema.time_dim!r} from {row} to "
+            f"raise shard_shape, for example its {schema.record_dim!r} from {row} to "
             f"{row * -(-SMALL_OBJECT_NBYTES // small[name])}"
         )
     if n_objects > _MANY_OBJECTS:
         found.append(
-            f"{n_objects:g} objects a record, over 10,000: raise shard_shape, or its {schema.time_dim!r} length"
+            f"{n_objects:g} objects a record, over 10,000: raise shard_shape, or its {schema.record_dim!r} length"
         )
     return tuple(found)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ from mpistream.tiling import Box
 from mpistream.times import encode_time
 from mpistream.token import CommitToken, times_sha256
 
-__all__ = ["Blocks", "CheckedRecord", "RankWriter", "WriterStats"]
+__all__ = ["Blocks", "CheckedRecord", "RankWriter", "Rows", "WriterStats"]
 
 # glibc gives freed memory at the end of its heap back to the system above a threshold: twice the size of the largest
 # block that was mapped alone and freed, up to 32 MiB (mallopt(3), "M_MMAP_THRESHOLD"). Encoded chunks are freed with
@@ -58,6 +58,42 @@ class WriterStats:
     n_commits: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"write": 0.0, "commit": 0.0})
     """Time that the caller was inside our calls."""
+
+
+class Rows(Protocol):
+    """The open rows of one array, of `mpistream.rows` or `mpistream.location_rows`."""
+
+    array: ArraySpec
+
+    @property
+    def writes(self) -> bool:
+        """Whether this writer has shards of the array."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the open rows hold in memory."""
+
+    @property
+    def n_open(self) -> int:
+        """Rows in memory."""
+
+    def put(self, record: int, blocks: Sequence[NDArray[Any]]) -> list[StagedObject]:
+        """Take a record; return its row's objects when the row is full."""
+
+    def leave_oldest(self) -> list[StagedObject]:
+        """Take the oldest row out of memory; return its objects."""
+
+    def leave(self, records: Ranges) -> list[StagedObject]:
+        """Take the rows that hold any of these records out of memory; return their objects."""
+
+    def partial(self) -> list[StagedObject]:
+        """Return the objects of rows that are filled in part and have grown since they were last made."""
+
+    def committed(self, committed: Ranges) -> None:
+        """Note which records are committed now."""
+
+    def reset(self, committed: Ranges) -> None:
+        """Forget what is not committed."""
 
 
 Blocks = dict[str, list[NDArray[Any]]]
@@ -102,7 +138,7 @@ class RankWriter:
         self.indices = share.indices
         self.stats = WriterStats(threads=options.writer_threads)
         np.empty(_KEPT_NBYTES, np.uint8)  # freed at once, never touched
-        self._rows: dict[str, ShardRows] = {}
+        self._rows: dict[str, Rows] = {}
         self._series: dict[str, SeriesRows] = {}
         self._statics: dict[str, list[StagedObject]] = {}
         # Blobs that are not committed, and the keys of static ones that this epoch has committed.
@@ -131,7 +167,7 @@ class RankWriter:
         self._objects: dict[str, StagedObject] = {}
         self._broken: BaseException | None = None
         self._fixed_times: NDArray[Any] | None = None
-        self._max_open_nbytes = options.max_pending_nbytes or 2 * self._record_nbytes()
+        self._max_open_nbytes = options.max_pending_nbytes or 2 * self._write_nbytes()
         self._manifest = manifest
         # Record -> time of what was written and is not committed.
         self._pending: dict[int, float] = {}
@@ -146,7 +182,7 @@ class RankWriter:
             pool=pool,
         )
 
-    def _shard_rows(self, array: ArraySpec) -> ShardRows:
+    def _shard_rows(self, array: ArraySpec) -> Rows:
         boxes = self._share.boxes[array.name]
         return ShardRows(
             array,
@@ -158,7 +194,8 @@ class RankWriter:
             is_durable=self._is_durable,
         )
 
-    def _record_nbytes(self) -> int:
+    def _write_nbytes(self) -> int:
+        """What is encoded at a time, before compression: a record."""
         return sum(r.array.dtype.itemsize * self._share.n_cells(name) for name, r in self._rows.items())
 
     # State
@@ -308,8 +345,10 @@ class RankWriter:
 
     def _check_mode(self, call: str, *, is_indexed: bool) -> None:
         """Refuse a call that belongs to the other kind of time dim."""
-        if (self.schema.n_total is not None) is not is_indexed:
+        is_location_series = self.schema.is_location_series
+        if is_location_series or (self.schema.n_total is not None) is not is_indexed:
             other = "write_record_at(index, t, arrays)" if not is_indexed else "write_record(t, arrays)"
+            other = "write_location(location, series)" if is_location_series else other
             raise SchemaError(f"{call} does not fit the schema's time; use {other}", kind="mode")
 
     def _time_of(self, record: int) -> float:
@@ -466,7 +505,8 @@ class RankWriter:
                     self._stager.discard([old])
                 self._objects[item.key] = item
             self.stats.n_objects += 1
-            self.stats.nbytes_encoded += item.nbytes
+            # Of what is made later, once it is.
+            self.stats.nbytes_encoded += item.nbytes if item.make is None else 0
             self._stager.submit(item)
 
     # Committing
@@ -490,6 +530,7 @@ class RankWriter:
         self._submit([o for series in self._series.values() for o in series.objects(records)])
         self._submit(self._pack(records))
         self._stager.retry(self._all_objects())
+        self.stats.nbytes_encoded += self._stager.take_made_nbytes()
         return records
 
     def _all_objects(self) -> list[StagedObject]:
@@ -575,7 +616,8 @@ class RankWriter:
 
     def checked_for_invalidate(self, indices: Iterable[int]) -> Ranges:
         """Return the records to invalidate; all of them must be committed."""
-        self._check_mode("invalidate", is_indexed=True)
+        if not self.schema.is_location_series:
+            self._check_mode("invalidate", is_indexed=True)
         try:
             records = ranges_of(operator.index(i) for i in indices)
         except TypeError as error:
@@ -587,6 +629,8 @@ class RankWriter:
 
     def without(self, records: Ranges) -> Manifest:
         """Return the committed state without some records of it."""
+        if self.schema.is_location_series:
+            return without_records(self._manifest, records, (), None)
         kept = difference(self._manifest.committed, records)
         times = [self._time_of(r) for r in members(records)]
         last_t = self._time_of(kept[-1][1] - 1) if kept else None

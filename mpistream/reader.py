@@ -40,7 +40,7 @@ from mpistream.ranges import Ranges, covers, difference, inside, members, ranges
 from mpistream.region import Region, box_of_mapping
 from mpistream.schema import StreamSchema
 from mpistream.store import ReadableStore, open_readable
-from mpistream.tiling import Box
+from mpistream.tiling import Box, Interval
 
 __all__ = ["StoreReader", "open_reader", "read_blob", "read_output_manifest", "read_record", "read_static"]
 
@@ -229,11 +229,20 @@ class StoreReader:
         if not array.has_time:
             return self.read_static(path, dict(zip(array.dims, box, strict=True)))
         (start, stop), *others = box
-        if array.role is Role.SERIES and inside(self.committed, start, stop) == ((start, stop),):
+        if missing := difference(((start, stop),), self.committed):
+            raise _not_committed(path, missing[0][0])
+        if array.role is Role.SERIES:
             return self._series(array, start, stop)
-        out = np.empty([b - a for a, b in box], array.dtype)
-        for i in range(start, stop):
-            out[i - start] = self.read_record(path, i, dict(zip(array.space_dims, others, strict=True)))
+        return self._records(array, (start, stop), tuple(others))
+
+    def _records(self, array: ArraySpec, records: Interval, box: Box) -> NDArray[Any]:
+        out, error = np.empty([b - a for a, b in (records, *box)], array.dtype), None
+        if out.size:
+            try:
+                self._arrays.read_records(array, records, box, out)
+            except FormatError as found:
+                error = found
+            self._confirm(*records, error)
         return out
 
     def _own(self, path: str, box: Box) -> NDArray[Any]:
@@ -291,11 +300,42 @@ class StoreReader:
             )
         i %= self.n_records
         if not covers(self.committed, i):
-            raise SchemaError(f"record {i} of {name!r} is not committed; refresh() looks again", kind="not_committed")
+            raise _not_committed(name, i)
         if array.role is Role.SERIES:
             self._box(array, region)
             return np.asarray(self._series(array, i, i + 1)[0])
         return self._read(array, i, self._box(array, region))
+
+    def read_location(self, name: str, location: int | str, times: tuple[int, int] | None = None) -> NDArray[Any]:
+        """Return the series of one location of a location series.
+
+        Not collective.
+
+        Parameters
+        ----------
+        name
+            The variable.
+        location
+            Its number or its id.
+        times
+            (start, stop) of the times to read, by default all.
+
+        Raises
+        ------
+        SchemaError
+            Unknown variable or location, one that is not committed, or a stream that is no location series.
+        FormatError, StoreError
+            As `read_record`.
+        """
+        schema = self.schema
+        if not schema.is_location_series:
+            raise SchemaError(f"{self._store.url} is no location series; use read_record", kind="mode")
+        if isinstance(location, str):
+            numbers = np.flatnonzero(self.read_static(schema.record_dim) == location)
+            if not numbers.size:
+                raise SchemaError(f"location {location!r} is none of the {self.n_records} ids", kind="unknown")
+            location = int(numbers[0])
+        return self.read_record(name, location, None if times is None else {schema.time_dim: times})
 
     def read_static(self, name: str, region: Mapping[str, Any] | None = None) -> NDArray[Any]:
         """Return a static or a coordinate.
@@ -420,7 +460,7 @@ class StoreReader:
         if not isinstance(region, Mapping):
             raise SchemaError(f"a region is a mapping dim -> (start, stop), not {type(region).__name__}", kind="region")
         # A rank's region names all partitioned dims, also those that this array lacks.
-        if unknown := [dim for dim in region if dim not in self.schema.dims or dim == self.schema.time_dim]:
+        if unknown := [dim for dim in region if dim not in self.schema.dims or dim == self.schema.record_dim]:
             raise SchemaError(
                 f"region: {unknown[0]!r} is no dim of a record of {array.name!r}; it has {array.space_dims}",
                 kind="region",
@@ -566,6 +606,10 @@ class StoreReader:
         else:
             # The other ranks must not wait for this one in their next call.
             self._channel.post_leave(exc)
+
+
+def _not_committed(name: str, record: int) -> SchemaError:
+    return SchemaError(f"record {record} of {name!r} is not committed; refresh() looks again", kind="not_committed")
 
 
 def _held_box(array: ArraySpec, region: Region) -> Box:

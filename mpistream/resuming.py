@@ -107,6 +107,12 @@ class ResumeRequest:
         self._votes = votes
         manifest = self._read(store)
         time = manifest.schema.time
+        if manifest.schema.is_location_series and any(t is not None for t in self._times.values()):
+            raise SchemaError(
+                f"{store.url} is a location series, whose records are locations and have no time; leave at and "
+                "expect_last_t out, w.missing() says what is to run",
+                kind="mode",
+            )
         self._at, self._expect = (encode_time(t, time.units, time.calendar) for t in self._times.values())
         if self._given is not None:
             _check_same_schema(self._given, manifest)
@@ -119,7 +125,7 @@ class ResumeRequest:
                 "start from an older checkpoint, or pass at= to drop records",
                 kind="last_t",
             )
-        self.schema, epoch = settled(manifest.schema, votes, options)
+        self.schema, epoch = settled(manifest.schema, votes, options, manifest.committed)
         return epoch
 
     def _read(self, store: Store) -> Manifest:

@@ -16,7 +16,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
@@ -74,11 +74,14 @@ class StagedObject:
     n_cells: int
     """Cells of one record in it."""
     pieces: Sequence[Any] | None
-    """The bytes, as buffers; None once they are staged."""
+    """The bytes, as buffers; None once they are staged, and until ``make`` has made them."""
     nbytes: int
+    """How many; until they are made, those that they are made of."""
     must_sync: bool
     staged_key: str | None = None
     is_placed: bool = False
+    make: Callable[[], Sequence[Any]] | None = None
+    """What makes the bytes, where they are made when it is staged; a call that fails may be made again."""
     tail: bytes = field(default=b"")
     error: Exception | None = None
 
@@ -143,9 +146,20 @@ class Stager:
         if self._pool is not None:
             self._pool.wait(self._work)
 
+    @property
+    def failure(self) -> Exception | None:
+        """What went wrong last, until it is tried again."""
+        return self._work.failure
+
+    def take_made_nbytes(self) -> int:
+        """Return the bytes that `StagedObject.make` has made since the last call; after `wait`."""
+        made, self._work.made_nbytes = self._work.made_nbytes, 0
+        return made
+
     def retry(self, items: Iterable[StagedObject]) -> None:
         """Stage again what could not be staged, and raise the first failure that remains."""
         self.wait()
+        self._work.failure = None
         for item in items:
             if item.staged_key is None and not item.is_placed:
                 self._work.stage(item)
@@ -255,7 +269,7 @@ class Pool:
     def __init__(self) -> None:
         # An object with its writer, or None: a writer has left. Its `put` alone may be called by the garbage collector,
         # which can run in any thread, at any line, and so whatever lock is held.
-        self._queue: SimpleQueue[tuple[_Work, StagedObject] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[_Work, StagedObject, int] | None] = SimpleQueue()
         # All below is guarded by _changed, and so is the n_pending of every work.
         self._changed = threading.Condition()
         self._pending_nbytes = 0
@@ -297,7 +311,8 @@ class Pool:
                 self._changed.wait()
             work.n_pending += 1
             self._pending_nbytes += item.nbytes
-        self._queue.put((work, item))
+            nbytes = item.nbytes
+        self._queue.put((work, item, nbytes))
 
     def wait(self, work: _Work) -> None:
         """Wait until nothing of a writer is on its way."""
@@ -320,7 +335,7 @@ class Pool:
                 self._thread = None
                 self._changed.notify_all()
                 return False
-        work, item = found
+        work, item, nbytes = found
         with self._changed:
             self._in_flight = None if work.has_left else work
         try:
@@ -330,7 +345,7 @@ class Pool:
             with self._changed:
                 self._in_flight = None
                 work.n_pending -= 1
-                self._pending_nbytes -= item.nbytes
+                self._pending_nbytes -= nbytes
                 self._changed.notify_all()
         return True
 
@@ -374,6 +389,8 @@ class _Work:
         """Objects on their way; guarded by the pool."""
         self.has_left = False
         """Whether nothing more shall be staged."""
+        self.failure: Exception | None = None
+        self.made_nbytes = 0
 
     def name(self) -> str:
         return f"{self._folder}/{next(self._names)}"
@@ -381,6 +398,10 @@ class _Work:
     def stage(self, item: StagedObject) -> None:
         key = self.name()
         try:
+            if item.make is not None:
+                item.pieces = item.make()
+                item.nbytes, item.make = sum(len(p) for p in item.pieces), None
+                self.made_nbytes += item.nbytes
             if item.pieces is None:
                 # It was placed, and the sync of its name failed: its bytes lie under its key.
                 data = self._store.read(item.key)
@@ -389,10 +410,10 @@ class _Work:
                 item.pieces = [data]
             self._store.stage(key, item.pieces, sync=item.must_sync)
         except StoreError as error:
-            item.error = fenced(self._store, self._epoch, error)
+            item.error = self.failure = fenced(self._store, self._epoch, error)
             return
         except Exception as error:  # noqa: BLE001 (kept for the next arrive; a dead thread would hang flush)
-            item.error = error
+            item.error = self.failure = error
             return
         item.tail = bytes(item.pieces[-1])[-_TAIL_NBYTES:]
         item.staged_key, item.pieces, item.error = key, None, None

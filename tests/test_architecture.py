@@ -19,16 +19,17 @@ LAYERS = """
     strings  names  times  block  rounding  tiling  ranges  options  local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard  zarr3.splice
     description  region  grid  indices  rearrange  arrays  cf  schema
+    locations
     layout  manifest  blobs  node
     zarr3.metadata  zarr3.snapshot  zarr3.document
     array_reader  foreign
     token  epoch  decomposition  plan  commit
-    lease  staging  rows  recovery  hierarchy
-    rank_writer  record  mover
+    lease  staging  rows  location_rows  recovery  hierarchy
+    rank_writer  location_rank_writer  record  mover
     owner
     reader
     committing  indexing  opening  creating  resuming  repairing  carrying
-    parallel  several  session  parts
+    parallel  location_writer  several  session  location_series  parts
     __init__
     info
     cli  cli.terminal
@@ -52,6 +53,7 @@ PURE = {
     "grid",
     "indices",
     "layout",
+    "locations",
     "manifest",
     "names",
     "node",

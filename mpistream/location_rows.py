@@ -1,0 +1,298 @@
+"""The rows of one array of a location series: whole series in, objects out.
+
+As in `mpistream.rows`, a row is what shares shards: here a chunk of locations, one shard. Series come one by one, in
+any order, and often: so a series is only copied into the buffer of its row, and what is made of the row is made when
+its object is staged, behind the caller's back.
+
+A row that was committed in part is read back then, too: its committed locations keep their bytes. One that leaves
+memory before it is full, because too many are open, goes through the stage folder.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpistream.arrays import ArraySpec
+from mpistream.errors import FormatError
+from mpistream.ranges import Ranges, covers, inside, members
+from mpistream.staging import StagedObject
+from mpistream.store import Store
+from mpistream.tiling import Interval
+from mpistream.zarr3.metadata import chunk_key
+from mpistream.zarr3.shard import ChunkEncoder, OpenShard, read_shard
+
+__all__ = ["Buffers", "LocationRows"]
+
+
+class Buffers:
+    """Memory for rows, used again and again: the pages of new memory cost as much as a copy.
+
+    Parameters
+    ----------
+    max_nbytes
+        Most bytes that are kept for the next row.
+    """
+
+    def __init__(self, max_nbytes: int) -> None:
+        self._max_nbytes = max_nbytes
+        # Both ends of a deque are safe in any thread; so many are free that the sum can wait for the next call.
+        self._free: dict[int, deque[NDArray[np.uint8]]] = {}
+
+    def borrow(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an array with any values."""
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        free = self._free.setdefault(nbytes, deque())
+        memory = free.pop() if free else np.empty(nbytes, np.uint8)
+        return memory.view(dtype).reshape(shape)
+
+    def give_back(self, array: NDArray[Any]) -> None:
+        """Take an array back that `borrow` gave; nobody may use it any more."""
+        free = self._free[array.nbytes]
+        if (len(free) + 1) * array.nbytes <= self._max_nbytes:
+            free.append(array.reshape(-1).view(np.uint8))
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """One row with series that are not committed."""
+
+    kept: set[int]
+    """Positions of those that are committed."""
+    buffer: NDArray[Any] | None
+    """Series by position, as far as they are new; None while the row lies in the stage folder, or once it is made."""
+    new: set[int] = field(default_factory=set)
+    objects: list[StagedObject] = field(default_factory=list)
+    """What was last made of it."""
+    is_dirty: bool = False
+    """Whether it has grown since."""
+
+
+class LocationRows:
+    """The open rows of one array of a location series; as `mpistream.rows.ShardRows` to its writer.
+
+    Parameters
+    ----------
+    array
+        The array, resolved.
+    separator
+        Of chunk keys.
+    store
+        Where rows with committed series are read back from.
+    records
+        The locations that this writer writes: whole rows.
+    n_total
+        Number of all locations.
+    buffers
+        Where memory comes from.
+    is_durable
+        Whether every object is synced; one that replaces committed series always is.
+    """
+
+    def __init__(
+        self,
+        array: ArraySpec,
+        separator: str,
+        *,
+        store: Store,
+        records: Interval,
+        n_total: int,
+        buffers: Buffers,
+        is_durable: bool,
+    ) -> None:
+        self.array = array
+        self._writes = records[0] < records[1]
+        self._separator = separator
+        self._store = store
+        self._n_total = n_total
+        self._buffers = buffers
+        self._is_durable = is_durable
+        self._encoder = ChunkEncoder(array.shard_spec())
+        self._length = array.row_length
+        self._row_nbytes = self._length * array.shape[0] * array.dtype.itemsize
+        self._committed: Ranges = ()
+        # Rows in memory, the one that was opened last at the end.
+        self._open: dict[int, _Row] = {}
+        # Rows with new series that left memory.
+        self._staged: dict[int, _Row] = {}
+
+    @property
+    def writes(self) -> bool:
+        """Whether this writer has rows of the array."""
+        return self._writes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the open rows hold in memory."""
+        return len(self._open) * self._row_nbytes
+
+    @property
+    def n_open(self) -> int:
+        """Rows in memory."""
+        return len(self._open)
+
+    def open(self, record: int) -> bool:
+        """Make room for a location; return whether that took memory. What can fail here is read back from the stage.
+
+        Raises
+        ------
+        FormatError, StoreError
+            When that can't be read back.
+        """
+        row = record // self._length
+        if row in self._open:
+            return False
+        found = self._staged.get(row)
+        if found is None:
+            found = _Row(self._kept(row), None)
+        if found.buffer is None:
+            buffer = self._buffers.borrow(
+                (self._n_records_of(row), *self.array.shape), self._encoder.spec.codec.stored_dtype
+            )
+            if found.new:
+                self._read_back(found, buffer)
+            found.buffer = buffer
+        self._staged.pop(row, None)
+        self._open[row] = found
+        return True
+
+    def put(self, record: int, blocks: Sequence[NDArray[Any]]) -> list[StagedObject]:
+        """Take a series, from its first time on; return its row's object when the row is full.
+
+        The row is `open`. Times behind the series are fill.
+        """
+        row, at = divmod(record, self._length)
+        found = self._open[row]
+        assert found.buffer is not None
+        (series,) = blocks
+        n = len(series)
+        target = found.buffer[at]
+        target[:n] = series
+        if n < len(target):
+            target[n:] = self.array.fill
+        found.new.add(at)
+        found.is_dirty = True
+        if len(found.new) + len(found.kept) < len(found.buffer):
+            return []
+        # It can't grow any more, so it can wait for whoever stages it.
+        objects = self._objects(row, is_last=True)
+        self._staged[row] = self._open.pop(row)
+        return objects
+
+    def leave_oldest(self) -> list[StagedObject]:
+        """Take the row that was opened first out of memory; return its object."""
+        row, found = next(iter(self._open.items()))
+        objects = self._objects(row)
+        # At once: when more of the row comes, it must be there.
+        try:
+            for item in objects:
+                item.pieces = self._pieces(item.key, found)
+                item.nbytes, item.make = sum(len(p) for p in item.pieces), None
+        except BaseException:
+            found.is_dirty = True
+            raise
+        self._staged[row] = self._open.pop(row)
+        self._let_go(found)
+        return objects
+
+    def leave(self, records: Ranges) -> list[StagedObject]:  # noqa: ARG002 (as of other rows)
+        """Nothing leaves: an open row holds no committed series, and `committed` says which it has to keep."""
+        return []
+
+    def partial(self) -> list[StagedObject]:
+        """Return the objects of rows that are filled in part and have grown since they were last made."""
+        return [item for row, found in self._open.items() if found.is_dirty for item in self._objects(row)]
+
+    def _n_records_of(self, row: int) -> int:
+        return min(self._length, self._n_total - row * self._length)
+
+    def _kept(self, row: int) -> set[int]:
+        start = row * self._length
+        return {r - start for r in members(inside(self._committed, start, start + self._length))}
+
+    def _objects(self, row: int, *, is_last: bool = False) -> list[StagedObject]:
+        found = self._open[row]
+        if not found.is_dirty:
+            return []
+        start, key = row * self._length, self._key(row)
+        # What was placed of the row may be committed before this is placed, without MPI.
+        replaces = bool(found.kept) or any(o.is_placed or o.must_sync for o in found.objects)
+
+        def make() -> list[Any]:
+            pieces = self._pieces(key, found)
+            if is_last:
+                self._let_go(found)
+            return pieces
+
+        found.objects = [
+            StagedObject(
+                name=self.array.name,
+                key=key,
+                records=frozenset(start + at for at in found.new),
+                n_cells=self.array.shape[0],
+                pieces=None,
+                nbytes=self._row_nbytes,
+                must_sync=self._is_durable or replaces,
+                make=make,
+            )
+        ]
+        found.is_dirty = False
+        return found.objects
+
+    def _key(self, row: int) -> str:
+        return chunk_key(self.array.name, self._separator, (row, 0))
+
+    def _pieces(self, key: str, found: _Row) -> list[Any]:
+        """Return the bytes of a row: the committed series as they lie, then the new ones."""
+        assert found.buffer is not None
+        if found.kept:
+            data = self._store.read(key)
+            if data is None:
+                raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
+            try:
+                shard = OpenShard.from_object(self._encoder, self.array.shape, data, found.kept)
+            except FormatError as error:
+                raise FormatError(f"{key}: {error}", kind=error.kind) from error
+            for at in sorted(found.new):
+                shard.put(at, found.buffer[at])
+        else:
+            shard = OpenShard(self._encoder, self.array.shape)
+            found.buffer[[at for at in range(len(found.buffer)) if at not in found.new]] = self.array.fill
+            shard.put_rows(found.buffer, found.new)
+        return shard.finish()
+
+    def _read_back(self, found: _Row, buffer: NDArray[Any]) -> None:
+        """Fill a buffer with the new series of a row that had left memory."""
+        (item,) = found.objects
+        data = item.read_back(self._store)
+        if data is None:
+            raise FormatError(f"{item.key}: gone from the stage folder; call rollback()", kind="missing")
+        box = [(0, n) for n in buffer.shape]
+        read_shard(self._encoder.spec, len(data), lambda offset, n: data[offset : offset + n], box, buffer)
+
+    def _let_go(self, found: _Row) -> None:
+        if found.buffer is not None:
+            self._buffers.give_back(found.buffer)
+            found.buffer = None
+
+    def committed(self, committed: Ranges) -> None:
+        """Note which locations are committed now; only rows with others that are written stay in memory."""
+        self._committed = committed
+        for rows in (self._staged, self._open):
+            for row, found in list(rows.items()):
+                start = row * self._length
+                found.new = {at for at in found.new if not covers(committed, start + at)}
+                found.kept = self._kept(row)
+                if not found.new:
+                    self._let_go(rows.pop(row))
+
+    def reset(self, committed: Ranges) -> None:
+        """Forget what is not committed."""
+        for found in (*self._staged.values(), *self._open.values()):
+            self._let_go(found)
+        self._committed, self._open, self._staged = committed, {}, {}
