@@ -36,7 +36,7 @@ from mpistream.manifest import (
     raised_inside,
 )
 from mpistream.node import Node, box_of_region, stream_nodes
-from mpistream.ranges import Ranges, covers, difference, inside, members, ranges_of
+from mpistream.ranges import Ranges, covers, difference, members, ranges_of
 from mpistream.region import Region, box_of_mapping
 from mpistream.schema import StreamSchema
 from mpistream.store import ReadableStore, open_readable
