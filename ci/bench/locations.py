@@ -5,7 +5,7 @@ at the end. Three ways to write them, with the same codec (Zstandard 3) and noth
 
 * *stream*: `write_location`, a commit at the end;
 * *usual*: zarr-python, an array with chunks of one location, ``array[i] = series``;
-* *blocks*: zarr-python, chunks as those of *stream*; the model gathers a block of locations, then ``array[a:b] = block``.
+* *blocks*: zarr-python, chunks as those of *stream*; the model gathers a chunk, then ``array[a:b] = chunk``.
 
 They take turns, a few hundred locations at a time, so whatever else the machine does meets all of them. Series are
 made outside the clock. *blocked* is the time inside of the calls of the loop, so without the last commit or block; of a
@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -190,7 +191,7 @@ def measure(folder: Path, n: int) -> dict[str, dict[str, float]]:
         series = series_of(locations) if locations else {}
         for name, case in cases.items():
             comm.barrier()
-            spent = timed(lambda case=case: case.put(locations, series))  # type: ignore[misc]
+            spent = timed(partial(case.put, locations, series))
             blocked[name] += spent
             # What goes on behind the model's back is not another case's to pay.
             total[name] += spent + (timed(stream.writer._writer._stager.wait) if case is stream else 0.0)
@@ -229,10 +230,8 @@ def main() -> int:
     if comm.rank == 0:
         for name, of in found.items():
             print(f"{name:8}", *(f"{key} {value:10.2f}" for key, value in of.items()))
-        print(
-            json.dumps({"locations": args.locations, "ranks": comm.size, "cases": found, "factors": factors}),
-            flush=True,
-        )
+        facts = {"locations": args.locations, "ranks": comm.size, "cases": found, "factors": factors}
+        print(json.dumps(facts), flush=True)
     # A rank that ends with 1 ends all.
     comm.barrier()
     return int(factors["usual"] < args.usual or factors["blocks"] < args.blocks)
