@@ -153,7 +153,8 @@ def location_schema(
             "chunk; put what belongs together along another store's time axis, or leave some out",
             kind="schema",
         )
-    shard = {TIME_DIM: n_times}
+    whole = {TIME_DIM: n_times}
+    inner = inner_locations or chunk_locations
     return StreamSchema(
         dims={LOCATION_DIM: None, TIME_DIM: n_times},
         time=LocationTime(
@@ -161,8 +162,8 @@ def location_schema(
         ),
         variables={n: v if isinstance(v, Variable) else Variable(_DIMS, v) for n, v in variables.items()},
         coords={LOCATION_DIM: names, **{n: _coordinate(c) for n, c in (coords or {}).items()}},
-        shard_shape=shard if chunk_locations is None else {LOCATION_DIM: chunk_locations, **shard},
-        chunk_shape=shard if inner_locations is None else {LOCATION_DIM: inner_locations, **shard},
+        shard_shape=whole if chunk_locations is None else {LOCATION_DIM: chunk_locations, **whole},
+        chunk_shape=whole if inner is None else {LOCATION_DIM: inner, **whole},
         codec=codec,
         # CF conventions, section 9.4: a series a location, all with the same times (H.2.1).
         attrs={"Conventions": "CF-1.11", **(attrs or {}), "featureType": "timeSeries", "variables": list(variables)},
@@ -206,27 +207,33 @@ def resolve_locations(schema: StreamSchema, n_writers: int) -> StreamSchema:
     variables = [a for a in schema.arrays.values() if a.role is Role.VARIABLE]
     n_times, n_records = variables[0].shape[0], schema.n_total or 0
     itemsize = max(a.dtype.itemsize for a in variables)
-    given = {a.shard_shape[0] for a in variables} - {None}
-    inner = {a.chunk_shape[0] for a in variables} - {None}
-    if len(given) > 1:
-        raise SchemaError(
-            f"chunks of {sorted(n for n in given if n)} locations: all variables of a location series share one number",
-            kind="layout",
-        )
-    unit = math.lcm(*(n for n in inner if n))
-    length = next(iter(given), None) or chunk_locations(n_times, -(-n_records // n_writers), itemsize=itemsize)
-    length = -(-length // unit) * unit if not given else length
+    given = [a.shard_shape[0] for a in variables if a.shard_shape[0] is not None]
+    unit = math.lcm(*(a.chunk_shape[0] or 1 for a in variables))
+    length = -(-chunk_locations(n_times, -(-n_records // n_writers), itemsize=itemsize) // unit) * unit
+    length = given[0] if given else length
     layout = {
-        a.name: ((length, a.shard_shape[1] or n_times), (a.chunk_shape[0] or length, a.chunk_shape[1] or n_times))
+        a.name: (
+            (a.shard_shape[0] or length, a.shard_shape[1] or n_times),
+            (a.chunk_shape[0] or length, a.chunk_shape[1] or n_times),
+        )
         for a in variables
     }
-    for name, (shard, _) in layout.items():
-        if shard[1] < n_times:
+    return schema.with_layout(layout)
+
+
+def _check_chunks(schema: StreamSchema) -> None:
+    """Ranks share locations, not times, and so many locations for all variables."""
+    length = row_length(schema)
+    for a in schema.arrays.values():
+        if a.role is not Role.VARIABLE:
+            continue
+        shard, (n_times,) = a.resolved_shard_shape, a.shape
+        if shard[0] != length or shard[1] < n_times:
             raise SchemaError(
-                f"variable {name!r}: chunks of {shard[1]} times; a series of {n_times} times lies in one chunk whole",
+                f"variable {a.name!r} has chunks of {shard[0]} locations and {shard[1]} times; here all variables have "
+                f"{length} locations a chunk, with all {n_times} times",
                 kind="layout",
             )
-    return schema.with_layout(layout)
 
 
 def row_length(schema: StreamSchema) -> int:
@@ -289,8 +296,9 @@ def prove_shares(schema: StreamSchema, regions: Sequence[Region]) -> None:
     TilingError
         Shares that overlap or leave a hole, naming the ranks.
     SchemaError
-        Kind ``region``, for a share that is not one range.
+        Kind ``region``, for a share that is not one range; kind ``layout``, for chunks that differ between variables.
     """
+    _check_chunks(schema)
     for rank, region in enumerate(regions):
         if len(region.boxes) > 1:
             raise SchemaError(
