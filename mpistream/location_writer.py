@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -64,7 +64,7 @@ class LocationSeriesWriter(StreamWriter):
     def _is_written(self, location: int) -> bool:
         return self._writer.is_written(location) or location in self._lent or location in self._handed_over
 
-    def write_location(self, location: int | str, series: Mapping[str, ArrayLike]) -> None:
+    def write_location(self, location: SupportsIndex | str, series: Mapping[str, ArrayLike]) -> None:
         """Put the series of one location.
 
         Not collective.
@@ -117,7 +117,7 @@ class LocationSeriesWriter(StreamWriter):
             writer.take_series(record, found)
         self._keep_lease()
 
-    def _record_of(self, location: int | str) -> int:
+    def _record_of(self, location: SupportsIndex | str) -> int:
         if isinstance(location, str):
             if not self._numbers_of_ids:
                 self._numbers_of_ids = {str(name): i for i, name in enumerate(self.reader.read_static(LOCATION_DIM))}

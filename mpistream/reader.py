@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -221,7 +221,9 @@ class StoreReader:
             raise SchemaError(f"{path!r} is a group; hierarchy() lists its arrays", kind="unknown")
         array = self.schema.arrays.get(path)
         if isinstance(region, Region) and array is not None:
-            box = (*((0, self.n_records),)[: array.has_time], *self._box(array, region))
+            # In a location series a region is one of records.
+            records = region.project((self.schema.record_dim,)).box[0] if self.schema.is_location_series else None
+            box = (*[records or (0, self.n_records)][: array.has_time], *self._box(array, region))
         else:
             box = box_of_region(node, region)
         if array is None:
@@ -306,7 +308,9 @@ class StoreReader:
             return np.asarray(self._series(array, i, i + 1)[0])
         return self._read(array, i, self._box(array, region))
 
-    def read_location(self, name: str, location: int | str, times: tuple[int, int] | None = None) -> NDArray[Any]:
+    def read_location(
+        self, name: str, location: SupportsIndex | str, times: tuple[int, int] | None = None
+    ) -> NDArray[Any]:
         """Return the series of one location of a location series.
 
         Not collective.
@@ -335,7 +339,7 @@ class StoreReader:
             if not numbers.size:
                 raise SchemaError(f"location {location!r} is none of the {self.n_records} ids", kind="unknown")
             location = int(numbers[0])
-        return self.read_record(name, location, None if times is None else {schema.time_dim: times})
+        return self.read_record(name, operator.index(location), None if times is None else {schema.time_dim: times})
 
     def read_static(self, name: str, region: Mapping[str, Any] | None = None) -> NDArray[Any]:
         """Return a static or a coordinate.
@@ -460,7 +464,8 @@ class StoreReader:
         if not isinstance(region, Mapping):
             raise SchemaError(f"a region is a mapping dim -> (start, stop), not {type(region).__name__}", kind="region")
         # A rank's region names all partitioned dims, also those that this array lacks.
-        if unknown := [dim for dim in region if dim not in self.schema.dims or dim == self.schema.record_dim]:
+        known = set(self.schema.dims) - {self.schema.record_dim} | set(array.space_dims)
+        if unknown := [dim for dim in region if dim not in known]:
             raise SchemaError(
                 f"region: {unknown[0]!r} is no dim of a record of {array.name!r}; it has {array.space_dims}",
                 kind="region",
