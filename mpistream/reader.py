@@ -114,7 +114,7 @@ class StoreReader:
 
     @property
     def n_records(self) -> int:
-        """Length of the time dim: in append mode the committed records, in indexed mode all."""
+        """Length of the dim of records: where time grows the committed ones, else all."""
         return self.manifest.n_records
 
     @property
@@ -124,13 +124,13 @@ class StoreReader:
 
     @property
     def times(self) -> NDArray[np.float64]:
-        """Times of the records, in the schema's units."""
+        """Times of the records, in the schema's units; in a location series those of every series."""
         array = self.schema.time_array
         if self._times is None:
             if array.has_time:
                 self._times = self._series(array, 0, self.n_records)
             else:
-                self._times = self._read(array, None, ((0, self.n_records),))
+                self._times = self._read(array, None, ((0, array.shape[0]),))
             self._times.flags.writeable = False
         return self._times
 
