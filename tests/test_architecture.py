@@ -107,6 +107,7 @@ LONGER: dict[str, str] = {
     "mpistream/schema.py": "one class; a quarter of it is its documentation",
     "mpistream/agreement.py": "one protocol; a third of it is its documentation",
     "mpistream/arrays.py": "one class and the checks that make it; a third of it is its documentation",
+    "mpistream/staging.py": "the way of an object; a third of it is its documentation",
     "mpistream/zarr3/shard.py": "one format, both ways; a third of it is its documentation",
     "mpistream/reader.py": "the reader that users see; a third of it is their documentation",
 }
