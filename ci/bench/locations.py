@@ -10,8 +10,8 @@ at the end. Three ways to write them, with the same codec (Zstandard 3) and noth
 They take turns, a few hundred locations at a time, so whatever else the machine does meets all of them. Series are
 made outside the clock. *seconds* is the time until all is written, *blocked* the part of it that the model spends in
 calls, closing included: what *stream* encodes while the model computes the next location is not in it, and here each
-turn waits for that, which is in *seconds* alone. Both encode alike, so without a spare core *seconds* of *stream* and of
-*blocks* are much the same. *copy* is a bare copy of each series into an array that is there.
+turn waits for that, which is in *seconds* alone. Both encode alike, so without a spare core *seconds* of *stream* and
+of *blocks* are much the same. *copy* is a bare copy of each series into an array that is there.
 
 The last line is JSON. Fails if *stream* is less than ``--usual`` times as fast as *usual* in *seconds*, or if *blocks*
 is blocked less than ``--blocks`` times as long as *stream*.
