@@ -20,13 +20,13 @@ from mpistream.comm import waiting
 from mpistream.commit import Decision, decide, timed
 from mpistream.epoch import EpochState, prove_epoch
 from mpistream.errors import CommitError, FencedError, FormatError, MPIStreamError, StoreError
+from mpistream.fence import fenced
 from mpistream.manifest import Manifest, layout_key, parse_layout, stage_folder
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner, fault_error
 from mpistream.ranges import inside, members
 from mpistream.region import Region
 from mpistream.resuming import StoredTimes, read_manifest
-from mpistream.staging import fenced
 from mpistream.store import Store, open_store
 from mpistream.token import CommitReceipt, CommitToken
 from mpistream.zarr3.metadata import chunk_key, make_documents

@@ -5,6 +5,7 @@ It is a `RankWriter` whose records are its own: no other rank has them, and they
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping
@@ -16,13 +17,14 @@ from numpy.typing import NDArray
 from mpistream.arrays import ArraySpec
 from mpistream.block import as_array, check_block
 from mpistream.epoch import Share
-from mpistream.errors import SchemaError
+from mpistream.errors import MPIStreamError, SchemaError
 from mpistream.location_rows import Buffers, LocationRows
 from mpistream.manifest import Manifest
 from mpistream.options import Options
+from mpistream.pipeline import Pool
 from mpistream.ranges import Ranges, covers
 from mpistream.rank_writer import RankWriter
-from mpistream.staging import Pool
+from mpistream.staging import Stager
 from mpistream.store import Store
 
 __all__ = ["LocationRankWriter", "Series", "rank_writer_of"]
@@ -36,25 +38,32 @@ class LocationRankWriter(RankWriter):
 
     Parameters
     ----------
-    store, manifest, share, options, pool
+    store, manifest, share, options, pool, n_cores
         As in `RankWriter`.
     """
 
     def __init__(
-        self, store: Store, manifest: Manifest, share: Share, options: Options, pool: Pool | None = None
+        self,
+        store: Store,
+        manifest: Manifest,
+        share: Share,
+        options: Options,
+        pool: Pool | None = None,
+        n_cores: int | None = None,
     ) -> None:
         self._series_rows: dict[str, LocationRows] = {}
         self._buffers: Buffers | None = None
-        self._options = options
-        super().__init__(store, manifest, share, options, pool)
+        super().__init__(store, manifest, share, options, pool, n_cores)
+        if self.stats.threads:
+            self.stats.background = tuple(self._series_rows)
         # A variable that a location has not, or has cut short, is fill.
         self._none = {name: np.empty(0, a.dtype) for name, a in self._streaming.items()}
 
-    def _shard_rows(self, array: ArraySpec) -> LocationRows:
+    def _shard_rows(self, array: ArraySpec, stager: Stager) -> LocationRows:
         assert self._share.records is not None
         assert self.schema.n_total is not None
         if self._buffers is None:
-            self._buffers = Buffers(self._options.max_pending_nbytes or 2 * self._write_nbytes())
+            self._buffers = Buffers(self._max_open_nbytes)
         rows = self._series_rows[array.name] = LocationRows(
             array,
             self.schema.key_separator,
@@ -63,12 +72,21 @@ class LocationRankWriter(RankWriter):
             n_total=self.schema.n_total,
             buffers=self._buffers,
             is_durable=self._is_durable,
+            stager=stager,
         )
         return rows
 
-    def _write_nbytes(self) -> int:
-        """What is encoded at a time, before compression: a chunk of each variable."""
-        return sum(a.dtype.itemsize * math.prod(a.resolved_shard_shape) for a in self._streaming.values())
+    def _write_nbytes(self, array: ArraySpec) -> int:
+        """What is written of an array at a time, before compression: a chunk."""
+        return array.dtype.itemsize * math.prod(array.resolved_shard_shape)
+
+    def _bound_open_rows(self) -> None:
+        while sum(rows.nbytes for rows in self._series_rows.values()) > self._max_open_nbytes:
+            several = [rows for rows in self._series_rows.values() if rows.n_open > 1]
+            if not several:
+                return
+            for rows in several:
+                self._submit(rows.leave_oldest())
 
     @property
     def last_t(self) -> float | None:
@@ -157,22 +175,30 @@ class LocationRankWriter(RankWriter):
         opened = [rows.open(record) for rows in self._series_rows.values()]
         if any(opened):
             self._bound_open_rows()
+        with np.errstate(over="ignore", invalid="ignore"):
+            full = [item for name, rows in self._series_rows.items() for item in rows.put(record, [series[name]])]
+        self._pending[record] = math.nan
         try:
-            with np.errstate(over="ignore", invalid="ignore"):
-                full = [item for name, rows in self._series_rows.items() for item in rows.put(record, [series[name]])]
-            self._submit(full)
+            for item in full:
+                # What can't be made now, without a thread, is kept as what a thread can't make: for the next call.
+                with contextlib.suppress(MPIStreamError):
+                    self._submit([item])
         except BaseException as error:
-            # Some variables have it, others not: the next arrive tells all ranks, rollback mends it.
+            # Some objects may be nowhere: the next arrive tells all ranks, rollback mends it.
             self._broken = error
             raise
-        self._pending[record] = math.nan
         self.stats.n_records += 1
         self.stats.nbytes_in += sum(s.size * self._streaming[name].dtype.itemsize for name, s in series.items())
         self.stats.seconds["write"] += time.perf_counter() - began
 
 
 def rank_writer_of(
-    store: Store, manifest: Manifest, share: Share, options: Options, pool: Pool | None = None
+    store: Store,
+    manifest: Manifest,
+    share: Share,
+    options: Options,
+    pool: Pool | None = None,
+    n_cores: int | None = None,
 ) -> RankWriter:
     """Return the writer of one rank of a stream, whatever its records are.
 
@@ -180,8 +206,8 @@ def rank_writer_of(
 
     Parameters
     ----------
-    store, manifest, share, options, pool
+    store, manifest, share, options, pool, n_cores
         As in `RankWriter`.
     """
     made = LocationRankWriter if manifest.schema.is_location_series else RankWriter
-    return made(store, manifest, share, options, pool)
+    return made(store, manifest, share, options, pool, n_cores)

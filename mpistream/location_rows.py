@@ -1,17 +1,18 @@
 """The rows of one array of a location series: whole series in, objects out.
 
 As in `mpistream.rows`, a row is what shares shards: here a chunk of locations, one shard. Series come one by one, in
-any order, and often: so a series is only copied into the buffer of its row, and what is made of the row is made when
-its object is staged, behind the caller's back.
+any order, and often: so a series is only copied into the buffer of its row, and a row that is full is encoded as a
+whole when its object is staged, behind the caller's back. One that is not full is encoded by the caller, who may go on
+filling it.
 
-A row that was committed in part is read back then, too: its committed locations keep their bytes. One that leaves
-memory before it is full, because too many are open, goes through the stage folder.
+A row that was committed in part is read back when it is encoded: its committed locations keep their bytes. One that
+leaves memory before it is full, because too many are open, goes through the stage folder.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +21,13 @@ from numpy.typing import NDArray
 
 from mpistream.arrays import ArraySpec
 from mpistream.errors import FormatError
+from mpistream.pipeline import Loan
 from mpistream.ranges import Ranges, covers, inside, members
-from mpistream.staging import StagedObject
+from mpistream.staging import StagedObject, Stager
 from mpistream.store import Store
 from mpistream.tiling import Interval
 from mpistream.zarr3.metadata import chunk_key
-from mpistream.zarr3.shard import ChunkEncoder, OpenShard, read_shard
+from mpistream.zarr3.shard import ChunkEncoder, OpenShard, Scratch, read_shard
 
 __all__ = ["Buffers", "LocationRows"]
 
@@ -73,6 +75,19 @@ class _Row:
     """Whether it has grown since."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What the object of a row is made of."""
+
+    rows: LocationRows
+    key: str
+    row: _Row
+
+    def finish(self, scratch: Scratch) -> list[Any]:
+        """Encode the row; a call that fails may be made again."""
+        return self.rows.pieces(self.key, self.row, scratch)
+
+
 class LocationRows:
     """The open rows of one array of a location series; as `mpistream.rows.ShardRows` to its writer.
 
@@ -92,6 +107,8 @@ class LocationRows:
         Where memory comes from.
     is_durable
         Whether every object is synced; one that replaces committed series always is.
+    stager
+        Who encodes and stages.
     """
 
     def __init__(
@@ -104,8 +121,12 @@ class LocationRows:
         n_total: int,
         buffers: Buffers,
         is_durable: bool,
+        stager: Stager,
     ) -> None:
         self.array = array
+        # Whole rows are, but no record is lent memory: it goes straight into its row.
+        self.is_background = False
+        self._stager = stager
         self._writes = records[0] < records[1]
         self._separator = separator
         self._store = store
@@ -127,9 +148,16 @@ class LocationRows:
         return self._writes
 
     @property
+    def borrowed(self) -> dict[int, tuple[int, ...]]:
+        """Nothing must be lent."""
+        return {}
+
+    @property
     def nbytes(self) -> int:
         """Bytes that the open rows hold in memory."""
         return len(self._open) * self._row_nbytes
+
+    raw_nbytes = nbytes
 
     @property
     def n_open(self) -> int:
@@ -137,12 +165,12 @@ class LocationRows:
         return len(self._open)
 
     def open(self, record: int) -> bool:
-        """Make room for a location; return whether that took memory. What can fail here is read back from the stage.
+        """Make room for a location; return whether that took memory.
 
         Raises
         ------
         FormatError, StoreError
-            When that can't be read back.
+            When a row that had left memory can't be read back from the stage folder.
         """
         row = record // self._length
         if row in self._open:
@@ -150,6 +178,9 @@ class LocationRows:
         found = self._staged.get(row)
         if found is None:
             found = _Row(self._kept(row), None)
+        for item in found.objects:
+            # A full row that lost a committed location, and may still be on its way.
+            self._stager.settle(item)
         if found.buffer is None:
             buffer = self._buffers.borrow(
                 (self._n_records_of(row), *self.array.shape), self._encoder.spec.codec.stored_dtype
@@ -161,7 +192,12 @@ class LocationRows:
         self._open[row] = found
         return True
 
-    def put(self, record: int, blocks: Sequence[NDArray[Any]]) -> list[StagedObject]:
+    def put(
+        self,
+        record: int,
+        blocks: Sequence[NDArray[Any]],
+        loans: Mapping[int, Loan] | None = None,  # noqa: ARG002 (as of other rows)
+    ) -> list[StagedObject]:
         """Take a series, from its first time on; return its row's object when the row is full.
 
         The row is `open`. Times behind the series are fill.
@@ -180,33 +216,43 @@ class LocationRows:
         if len(found.new) + len(found.kept) < len(found.buffer):
             return []
         # It can't grow any more, so it can wait for whoever stages it.
-        objects = self._objects(row, is_last=True)
+        item = self._object(row, found)
+        item.nbytes = self._row_nbytes
+        found.is_dirty = False
         self._staged[row] = self._open.pop(row)
-        return objects
+        return [item]
 
-    def leave_oldest(self) -> list[StagedObject]:
-        """Take the row that was opened first out of memory; return its object."""
+    def leave_oldest(self) -> Iterable[StagedObject]:
+        """Take the row that was opened first out of memory; yield its object."""
         row, found = next(iter(self._open.items()))
-        objects = self._objects(row)
-        # At once: when more of the row comes, it must be there.
-        try:
-            for item in objects:
-                item.pieces = self._pieces(item.key, found)
-                item.nbytes, item.make = sum(len(p) for p in item.pieces), None
-        except BaseException:
-            found.is_dirty = True
-            raise
+        items = self._made(row)
         self._staged[row] = self._open.pop(row)
         self._let_go(found)
-        return objects
+        return items
 
-    def leave(self, records: Ranges) -> list[StagedObject]:  # noqa: ARG002 (as of other rows)
+    def leave(self, records: Ranges) -> Iterable[StagedObject]:  # noqa: ARG002 (as of other rows)
         """Nothing leaves: an open row holds no committed series, and `committed` says which it has to keep."""
         return []
 
-    def partial(self) -> list[StagedObject]:
-        """Return the objects of rows that are filled in part and have grown since they were last made."""
-        return [item for row, found in self._open.items() if found.is_dirty for item in self._objects(row)]
+    def partial(self) -> Iterable[StagedObject]:
+        """Yield the objects of rows that are filled in part and have grown since they were last made."""
+        for row in list(self._open):
+            yield from self._made(row)
+
+    def _made(self, row: int) -> list[StagedObject]:
+        """Return the object of a row that may go on growing, made, if the row has grown since it was made last."""
+        found = self._open[row]
+        if not found.is_dirty:
+            return []
+        before = found.objects
+        item = self._object(row, found)
+        try:
+            self._stager.make(item)
+        except BaseException:
+            found.objects = before
+            raise
+        found.is_dirty = False
+        return [item]
 
     def _n_records_of(self, row: int) -> int:
         return min(self._length, self._n_total - row * self._length)
@@ -215,39 +261,25 @@ class LocationRows:
         start = row * self._length
         return {r - start for r in members(inside(self._committed, start, start + self._length))}
 
-    def _objects(self, row: int, *, is_last: bool = False) -> list[StagedObject]:
-        found = self._open[row]
-        if not found.is_dirty:
-            return []
+    def _object(self, row: int, found: _Row) -> StagedObject:
         start, key = row * self._length, self._key(row)
         # What was placed of the row may be committed before this is placed, without MPI.
         replaces = bool(found.kept) or any(o.is_placed or o.must_sync for o in found.objects)
-
-        def make() -> list[Any]:
-            pieces = self._pieces(key, found)
-            if is_last:
-                self._let_go(found)
-            return pieces
-
-        found.objects = [
-            StagedObject(
-                name=self.array.name,
-                key=key,
-                records=frozenset(start + at for at in found.new),
-                n_cells=self.array.shape[0],
-                pieces=None,
-                nbytes=self._row_nbytes,
-                must_sync=self._is_durable or replaces,
-                make=make,
-            )
-        ]
-        found.is_dirty = False
-        return found.objects
+        item = StagedObject(
+            name=self.array.name,
+            key=key,
+            records=frozenset(start + at for at in found.new),
+            n_cells=self.array.shape[0],
+            must_sync=self._is_durable or replaces,
+            shard=_Whole(self, key, found),
+        )
+        found.objects = [item]
+        return item
 
     def _key(self, row: int) -> str:
         return chunk_key(self.array.name, self._separator, (row, 0))
 
-    def _pieces(self, key: str, found: _Row) -> list[Any]:
+    def pieces(self, key: str, found: _Row, scratch: Scratch) -> list[Any]:
         """Return the bytes of a row: the committed series as they lie, then the new ones."""
         assert found.buffer is not None
         if found.kept:
@@ -259,12 +291,15 @@ class LocationRows:
             except FormatError as error:
                 raise FormatError(f"{key}: {error}", kind=error.kind) from error
             for at in sorted(found.new):
-                shard.put(at, found.buffer[at])
+                shard.put(at, found.buffer[at], scratch)
         else:
             shard = OpenShard(self._encoder, self.array.shape)
             found.buffer[[at for at in range(len(found.buffer)) if at not in found.new]] = self.array.fill
-            shard.put_rows(found.buffer, found.new)
-        return shard.finish()
+            shard.put_rows(found.buffer, found.new, scratch)
+        pieces = shard.finish(scratch)
+        if len(found.new) + len(found.kept) == len(found.buffer):
+            self._let_go(found)
+        return pieces
 
     def _read_back(self, found: _Row, buffer: NDArray[Any]) -> None:
         """Fill a buffer with the new series of a row that had left memory."""

@@ -26,6 +26,7 @@ from typing import Any
 from mpistream.decomposition import settle, settle_indexed
 from mpistream.epoch import EpochState
 from mpistream.errors import FencedError, FormatError, ProtocolError, SchemaError
+from mpistream.fence import highest_epoch
 from mpistream.lease import Lease, LeaseKeeper, wait_until_free
 from mpistream.manifest import (
     DROPPED_FOLDER,
@@ -48,7 +49,7 @@ from mpistream.plan import Plan
 from mpistream.ranges import Ranges
 from mpistream.region import Region
 from mpistream.schema import StreamSchema
-from mpistream.staging import Stager, highest_epoch
+from mpistream.staging import Stager
 from mpistream.store import Store
 
 __all__ = ["Claim", "checked_regions", "claim", "log_plan", "no_claims", "put_layout", "put_manifest", "settled"]

@@ -16,7 +16,7 @@ from mpistream.lease import LeaseKeeper
 from mpistream.manifest import DROPPED_FOLDER, MANIFEST_KEY, Manifest, stage_folder
 from mpistream.options import Options
 from mpistream.ranges import difference, inside, union
-from mpistream.rows import SeriesRows
+from mpistream.series import SeriesRows
 from mpistream.staging import StagedObject, Stager
 from mpistream.store import Store
 from mpistream.token import CommitReceipt, CommitToken

@@ -33,18 +33,20 @@ from mpistream.errors import (
     error_to_json,
 )
 from mpistream.indices import Indices
+from mpistream.lent import Lent
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.mover import Load, Mover
 from mpistream.options import Options
 from mpistream.owner import Owner
 from mpistream.plan import Plan
 from mpistream.ranges import Ranges
-from mpistream.rank_writer import CheckedRecord, RankWriter, WriterStats
+from mpistream.rank_writer import CheckedRecord, RankWriter
 from mpistream.reader import StoreReader
 from mpistream.record import Record
 from mpistream.region import Region
 from mpistream.resuming import Resumed
 from mpistream.schema import StreamSchema
+from mpistream.stats import WriterStats
 from mpistream.store import Store
 from mpistream.times import TimeLike
 from mpistream.token import CommitReceipt, CommitToken
@@ -238,7 +240,8 @@ class StreamWriter:
         """
         self._check_open("write_record")
         self._check_no_record("write_record")
-        self._take("write_record", lambda: self._writer.checked_record(t, arrays))
+        with self._writer.lent() as lent:
+            self._take("write_record", lambda: self._writer.checked_record(t, arrays), lent)
 
     def write_record_at(self, index: int, t: TimeLike, arrays: Mapping[str, ArrayLike]) -> None:
         """Put one record of a fixed time dim, in any order.
@@ -268,7 +271,8 @@ class StreamWriter:
         """
         self._check_open("write_record_at")
         self._check_no_record("write_record_at")
-        self._take("write_record_at", lambda: self._writer.checked_record_at(index, t, arrays))
+        with self._writer.lent() as lent:
+            self._take("write_record_at", lambda: self._writer.checked_record_at(index, t, arrays), lent)
 
     @contextlib.contextmanager
     def record(self, t: TimeLike) -> Iterator[Record]:
@@ -288,24 +292,25 @@ class StreamWriter:
         """
         self._check_open("record")
         self._check_no_record("record")
-        self._record = Record(self._writer, self._buffers)
-        try:
-            yield self._record
-            arrays = self._record.arrays
-        finally:
-            self._record = None
-        self._take("write_record", lambda: self._writer.checked_record(t, arrays))
+        with self._writer.lent() as lent:
+            self._record = Record(self._writer, self._buffers, lent)
+            try:
+                yield self._record
+                arrays = self._record.arrays
+            finally:
+                self._record = None
+            self._take("write_record", lambda: self._writer.checked_record(t, arrays), lent)
 
-    def _take(self, call: str, check: Callable[[], CheckedRecord]) -> None:
+    def _take(self, call: str, check: Callable[[], CheckedRecord], lent: Lent) -> None:
         """Check a record, move what others write of it, and take it."""
         names = self._sharded
 
         def loaded() -> tuple[CheckedRecord, Load]:
             checked = check()
-            return checked, self._mover.load(names, checked.blocks)
+            return checked, self._mover.load(names, checked.blocks, lent)
 
         checked, load = self._agreed(call, names, loaded, lambda found: f"{found[0].record} {found[0].t.hex()}")
-        self._writer.take(replace(checked, blocks=self._mover.move(load)))
+        self._writer.take(replace(checked, blocks=self._mover.move(load)), lent)
         self._keep_lease()
 
     def _agreed(self, call: str, names: Sequence[str], make: Callable[[], T], digest: Callable[[T], str]) -> T:
@@ -418,7 +423,11 @@ class StreamWriter:
     # Committing
 
     def commit(
-        self, tokens: Sequence[CommitToken | Mapping[str, Any]] | None = None, *, partial_rows: bool = True
+        self,
+        tokens: Sequence[CommitToken | Mapping[str, Any]] | None = None,
+        *,
+        partial_rows: bool = True,
+        wait: bool = True,
     ) -> CommitReceipt:
         """Commit what every rank has written since the last commit.
 
@@ -430,10 +439,14 @@ class StreamWriter:
             None: over MPI tokens travel by themselves. See `write_open_part` for roles without MPI.
         partial_rows
             False: records of a row that is not full stay pending, so a row is written once.
+        wait
+            False: commit the records that are durable on every rank by now, and the statics, without a wait for those
+            that are still on their way; they stay pending. In append mode these are the first ones, up to one that
+            some rank still writes. A row that is not full stays pending, whatever ``partial_rows`` says.
 
         Returns
         -------
-        The same receipt on every rank. With nothing pending it is the last one, and no file is touched.
+        The same receipt on every rank. With nothing to commit it is the last one, and no file is touched.
 
         Raises
         ------
@@ -447,7 +460,7 @@ class StreamWriter:
 
         Notes
         -----
-        When it returns, the records are durable (as `Options.durability` says) and visible.
+        When it returns, the records are durable (as `Options.durability` says) and visible. `close` waits for all.
         """
         self._check_open("commit")
         self._check_no_record("commit")
@@ -455,7 +468,7 @@ class StreamWriter:
             raise ProtocolError(
                 "commit(tokens) is for parts without MPI, see write_open_part; call commit() on every rank", kind="role"
             )
-        commit_writers(self._channel, [self], partial_rows)
+        commit_writers(self._channel, [self], partial_rows, wait)
         return self._stream.receipt
 
     def rollback(self) -> None:
@@ -696,7 +709,11 @@ def others_of(channel: Channel) -> list[Channel]:
 
 
 def commit_writers(
-    channel: Channel, writers: Sequence[StreamWriter], partial_rows: bool, failure: MPIStreamError | None = None
+    channel: Channel,
+    writers: Sequence[StreamWriter],
+    partial_rows: bool,
+    wait: bool,
+    failure: MPIStreamError | None = None,
 ) -> None:
     """Commit what is pending in these writers, in one agreement.
 
@@ -708,7 +725,7 @@ def commit_writers(
         That of one of the writers.
     writers
         The same on every rank, in the same order.
-    partial_rows
+    partial_rows, wait
         As in `StreamWriter.commit`.
     failure
         Why this rank can't take part.
@@ -734,6 +751,7 @@ def commit_writers(
             channel,
             [w._stream for w in writers],
             partial_rows=partial_rows,
+            wait=wait,
             failure=failure,
             others=others_of(channel),
         )

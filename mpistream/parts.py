@@ -82,7 +82,11 @@ class PartWriter(StreamWriter):
             self._writer.committed(newest)
 
     def commit(
-        self, tokens: Sequence[CommitToken | Mapping[str, Any]] | None = None, *, partial_rows: bool = True
+        self,
+        tokens: Sequence[CommitToken | Mapping[str, Any]] | None = None,
+        *,
+        partial_rows: bool = True,
+        wait: bool = True,
     ) -> CommitReceipt:
         """Verify and commit the tokens of all parts.
 
@@ -94,7 +98,7 @@ class PartWriter(StreamWriter):
         ----------
         tokens
             One of each part, from its last ``flush``, as tokens or in their JSON form.
-        partial_rows
+        partial_rows, wait
             Must be True: a part puts whole what it flushes.
 
         Raises
@@ -110,7 +114,7 @@ class PartWriter(StreamWriter):
         The same tokens again give the same receipt and change nothing.
         """
         self._check_open("commit")
-        if self._owner is None or tokens is None or not partial_rows:
+        if self._owner is None or tokens is None or not (partial_rows and wait):
             raise ProtocolError(
                 "without MPI the owner (writer 0) commits with commit(tokens), or any process with commit_tokens(url, "
                 "tokens)",

@@ -23,6 +23,7 @@ import numpy as np
 from mpistream.arrays import ArraySpec, Role
 from mpistream.commit import restore
 from mpistream.errors import FormatError, ResumeError, StoreError
+from mpistream.fence import fenced
 from mpistream.manifest import Dropped, Manifest, nonce_key, stage_folder
 from mpistream.opening import claim
 from mpistream.options import Options, resolve_options
@@ -30,7 +31,7 @@ from mpistream.owner import Owner
 from mpistream.ranges import Ranges, count, inside, members, union
 from mpistream.recovery import SetAside
 from mpistream.resuming import ResumeRequest, StoredTimes, read_manifest
-from mpistream.staging import StagedObject, Stager, fenced
+from mpistream.staging import StagedObject, Stager
 from mpistream.store import Store, open_store
 from mpistream.token import CommitReceipt
 from mpistream.zarr3.metadata import chunk_key

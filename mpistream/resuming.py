@@ -23,8 +23,8 @@ from mpistream.options import Options
 from mpistream.owner import Owner, put_committed, put_documents
 from mpistream.ranges import count, inside, members
 from mpistream.recovery import remove_uncommitted, remove_uncommitted_blobs, set_aside_dropped, tidy
-from mpistream.rows import read_series_chunk
 from mpistream.schema import StreamSchema
+from mpistream.series import read_series_chunk
 from mpistream.staging import Stager
 from mpistream.store import Store
 from mpistream.times import TimeLike, date_text, encode_time, is_date

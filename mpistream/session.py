@@ -13,9 +13,11 @@ from typing import Any
 
 from mpistream.agreement import Channel
 from mpistream.comm import connect
+from mpistream.cores import cores_of_this_process, cores_per_rank
 from mpistream.creating import CreateRequest
 from mpistream.epoch import EpochState, Route, Share
 from mpistream.errors import MPIStreamError, SchemaError, StoreError, error_from_json, error_to_json
+from mpistream.fence import fenced
 from mpistream.indexing import agree_on_owners, described, owners_answer
 from mpistream.indices import Indices
 from mpistream.lease import node_name
@@ -27,11 +29,11 @@ from mpistream.opening import Claim, claim, log_plan
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner
 from mpistream.parallel import StreamWriter
+from mpistream.pipeline import pool_of
 from mpistream.plan import Plan, plan_of
 from mpistream.region import Region, RegionLike, as_bound
 from mpistream.resuming import Resumed, ResumeRequest
 from mpistream.schema import StreamSchema
-from mpistream.staging import fenced, pool_of
 from mpistream.store import Store, open_store
 from mpistream.times import TimeLike
 
@@ -255,7 +257,7 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
         plan = channel.exchange(
             call.operation,
             digest=call.digest(),
-            payload={"region": call.region, "node": node_name()},
+            payload={"region": call.region, "node": node_name(), "cores": cores_of_this_process()},
             answer=None if session is None else session.check,
         )
         routes, wrong = _routes(channel, call, plan, session)
@@ -266,7 +268,8 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
         writer, failure = None, None
         share = replace(Share.from_json(entered["share"]), indices=call.indices, routes=routes)
         try:
-            writer = rank_writer_of(store, manifest, share, call.options, pool_of(channel.communicator))
+            pool, n_cores = pool_of(channel.communicator), claimed["n_cores"]
+            writer = rank_writer_of(store, manifest, share, call.options, pool, n_cores)
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
             failure = error if isinstance(error, MPIStreamError) else error_from_json(error_to_json(error))
         try:
@@ -346,11 +349,13 @@ class _OwnerSession:
         self._claim: Claim | None = None
         self._epoch: EpochState | None = None
         self._nodes: list[str] = []
+        self._cores: list[int] = []
         self.plan: Plan | None = None
         self.owner: Owner | None = None
 
     def check(self, votes: list[Any]) -> list[Any]:
         self._nodes = [vote["node"] for vote in votes]
+        self._cores = cores_per_rank([(vote["node"], vote["cores"]) for vote in votes])
         self._epoch = self._request.check(self._store, votes, self._options)
         plan = described(self._request.schema, self._epoch) if self._epoch.indexed else None
         return [plan] * len(votes)
@@ -360,9 +365,9 @@ class _OwnerSession:
         self._epoch, answers = owners_answer(self._request.schema, self._epoch, votes)
         return answers
 
-    def claim(self, votes: list[Any]) -> list[dict[str, Any]]:
+    def claim(self, _: list[Any]) -> list[dict[str, Any]]:
         self._claim = claim(self._store, self._options, takeover=self._takeover)
-        return [{"epoch": self._claim.epoch, "nonce": self._claim.nonce}] * len(votes)
+        return [{"epoch": self._claim.epoch, "nonce": self._claim.nonce, "n_cores": n} for n in self._cores]
 
     def begin(self, votes: list[Any]) -> list[dict[str, Any]]:
         assert self._claim is not None

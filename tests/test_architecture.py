@@ -16,7 +16,8 @@ PACKAGE = ROOT / "mpistream"
 # The layers, lowest first. A module may import those of the rows above its own, and those to its left.
 LAYERS = """
     _version  errors  zarr3  refresher
-    strings  names  times  block  rounding  tiling  ranges  options  local_store  store  memory_store  comm  agreement
+    strings  names  times  block  rounding  tiling  ranges  options  cores
+    local_store  store  memory_store  comm  agreement
     zarr3.codecs  zarr3.shard  zarr3.splice
     description  region  grid  indices  rearrange  arrays  cf  schema
     locations
@@ -24,7 +25,7 @@ LAYERS = """
     zarr3.metadata  zarr3.snapshot  zarr3.document
     array_reader  foreign
     token  epoch  decomposition  plan  commit
-    lease  staging  rows  location_rows  recovery  hierarchy
+    fence  lease  stats  pipeline  staging  lent  rows  series  location_rows  recovery  hierarchy
     rank_writer  location_rank_writer  record  mover
     owner
     reader
@@ -107,6 +108,7 @@ LONGER: dict[str, str] = {
     "mpistream/schema.py": "one class; a quarter of it is its documentation",
     "mpistream/agreement.py": "one protocol; a third of it is its documentation",
     "mpistream/arrays.py": "one class and the checks that make it; a third of it is its documentation",
+    "mpistream/session.py": "the openings that users see; a third of it is their documentation",
     "mpistream/staging.py": "the way of an object; a third of it is its documentation",
     "mpistream/zarr3/shard.py": "one format, both ways; a third of it is its documentation",
     "mpistream/reader.py": "the reader that users see; a third of it is their documentation",

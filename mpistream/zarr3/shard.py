@@ -36,7 +36,16 @@ from mpistream.errors import FormatError
 from mpistream.rounding import Rounding
 from mpistream.zarr3.codecs import ChunkCodec, crc32c
 
-__all__ = ["MISSING", "ChunkEncoder", "OpenShard", "ShardSpec", "index_bytes", "parse_index", "read_shard"]
+__all__ = [
+    "MISSING",
+    "ChunkEncoder",
+    "OpenShard",
+    "Scratch",
+    "ShardSpec",
+    "index_bytes",
+    "parse_index",
+    "read_shard",
+]
 
 # On disk. Do not change; see FORMAT.md.
 MISSING = 2**64 - 1
@@ -125,8 +134,27 @@ def parse_index(data: bytes, spec: ShardSpec, object_nbytes: int) -> NDArray[np.
     return entries
 
 
+class Scratch:
+    """Memory for one inner chunk at a time, used again and again, so that it stays in the cache; of one thread."""
+
+    def __init__(self) -> None:
+        self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def chunk(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an array that is valid until the next call.
+
+        Not collective.
+        """
+        if dtype.kind == "T":  # its cells own memory elsewhere
+            return np.empty(shape, dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if self._memory.nbytes < nbytes:
+            self._memory = np.empty(nbytes, np.uint8)
+        return self._memory[:nbytes].view(dtype).reshape(shape)
+
+
 class ChunkEncoder:
-    """Encodes inner chunks of one array through one scratch chunk.
+    """Encodes inner chunks of one array; it keeps nothing, so several threads may use it.
 
     Parameters
     ----------
@@ -136,14 +164,15 @@ class ChunkEncoder:
 
     def __init__(self, spec: ShardSpec) -> None:
         self.spec = spec
-        self._scratch: NDArray[Any] = np.empty(spec.chunk_shape, spec.codec.stored_dtype)
         pattern = spec.fill.astype(spec.codec.stored_dtype).reshape(1)
         # The widest word that numpy compares at memory speed; complex128 is two of them.
         word = f"u{min(pattern.itemsize, 8)}"
         self._word = np.dtype(word)
         self._pattern: NDArray[Any] = pattern.view(word)
 
-    def encode(self, view: NDArray[Any], *, is_stored: bool = False) -> list[Any] | None:
+    def encode(
+        self, view: NDArray[Any], scratch: Scratch | None = None, *, is_stored: bool = False
+    ) -> list[Any] | None:
         """Return the encoded inner chunk as buffers, or None when it is all fill.
 
         Not collective.
@@ -153,17 +182,19 @@ class ChunkEncoder:
         view
             At most ``chunk_shape``, any strides and byte order. At the edge of the array it is smaller; the
             rest of the chunk is fill.
+        scratch
+            Where it is put together if it can't be encoded as it lies; by default memory of this call.
         is_stored
             Encode it though it is all fill.
         """
+        shape, dtype = self.spec.chunk_shape, self.spec.codec.stored_dtype
         chunk = view
-        if view.shape != self._scratch.shape:
-            self._scratch[...] = self.spec.fill
-            self._scratch[tuple(slice(n) for n in view.shape)] = view
-            chunk = self._scratch
-        elif not view.flags.c_contiguous or view.dtype != self._scratch.dtype or self.spec.rounding is not None:
-            self._scratch[...] = view
-            chunk = self._scratch
+        is_whole = view.shape == shape
+        if not is_whole or not view.flags.c_contiguous or view.dtype != dtype or self.spec.rounding is not None:
+            chunk = (scratch or Scratch()).chunk(shape, dtype)
+            if not is_whole:
+                chunk[...] = self.spec.fill
+            chunk[tuple(slice(n) for n in view.shape)] = view
         if self.spec.rounding is not None:
             # In the scratch chunk, since the values are the caller's. Cells that were rounded before stay as they are.
             self.spec.rounding.apply(chunk)
@@ -260,8 +291,8 @@ class OpenShard:
         """Bytes of encoded pieces and of raw records that are held in memory."""
         return self._end + sum(slab.records.nbytes for slab in self._slabs.values())
 
-    def put(self, record: int, block: NDArray[Any]) -> None:
-        """Put a record of the row into the shard.
+    def put(self, record: int, block: NDArray[Any], scratch: Scratch | None = None) -> None:
+        """Put a record of the row into the shard; a call that fails changes nothing, and may be made again.
 
         Not collective.
 
@@ -271,23 +302,26 @@ class OpenShard:
             Its position in the row; each is put once.
         block
             The shard's part of the record, shape ``box_shape``; it may be overwritten when the call returns.
+        scratch
+            As in `ChunkEncoder.encode`.
         """
         time_index, in_slab = divmod(record, self._time_extent)
         if self._time_extent == 1:
-            self._encode(time_index, block[np.newaxis])
+            self._encode(time_index, block[np.newaxis], scratch)
             return
         slab = self._slabs.get(time_index)
         if slab is None:
             slab = self._slabs[time_index] = self._new_slab()
         assert in_slab not in slab.present, "a record is put once"
         slab.records[in_slab] = block
-        slab.present.add(in_slab)
-        slab.is_dirty = True
-        if len(slab.present) == self._time_extent:
-            self._encode(time_index, slab.records)
+        if len(slab.present) + 1 == self._time_extent:
+            self._encode(time_index, slab.records, scratch)
             del self._slabs[time_index]
+        else:
+            slab.present.add(in_slab)
+            slab.is_dirty = True
 
-    def put_rows(self, records: NDArray[Any], present: Collection[int]) -> None:
+    def put_rows(self, records: NDArray[Any], present: Collection[int], scratch: Scratch | None = None) -> None:
         """Put records of the row into an empty shard, all at once.
 
         Not collective.
@@ -298,37 +332,52 @@ class OpenShard:
             All records of the row, shape ``(records, *box_shape)``; those that are not present are fill.
         present
             Their positions in the row; inner chunks without any are left out.
+        scratch
+            As in `ChunkEncoder.encode`.
         """
         n = self._time_extent
         for time_index in sorted({record // n for record in present}):
-            self._encode(time_index, records[time_index * n : (time_index + 1) * n])
+            self._encode(time_index, records[time_index * n : (time_index + 1) * n], scratch)
 
-    def finish(self) -> list[Any]:
+    def finish(self, scratch: Scratch | None = None) -> list[Any]:
         """Return the object as it is now, as buffers to be written one after the other.
 
-        Not collective. The shard goes on growing afterwards.
+        Not collective. The shard goes on growing afterwards; a call that fails may be made again.
+
+        Parameters
+        ----------
+        scratch
+            As in `ChunkEncoder.encode`.
         """
         for time_index, slab in sorted(self._slabs.items()):
             if slab.is_dirty:
-                self._encode(time_index, slab.records)
+                self._encode(time_index, slab.records, scratch)
                 slab.is_dirty = False
         return [*self._pieces, index_bytes(self._entries)]
 
     def _new_slab(self) -> _Slab:
         return _Slab(np.full(self._slab_shape, self._spec.fill, self._spec.codec.stored_dtype))
 
-    def _encode(self, time_index: int, records: NDArray[Any]) -> None:
+    def _encode(self, time_index: int, records: NDArray[Any], scratch: Scratch | None) -> None:
+        """Encode the inner chunks of a position in time: all of them, or none when one fails."""
+        at = self._grid[time_index]
+        entries, end = self._entries[at], self._end  # a copy
+        encoded: list[Any] = []
         for index, box in self._space:
-            entry = self._entries[self._grid[(time_index, *index)]]
+            entry = entries[index]
             # What an earlier object stored stays stored, also when the records that are left of it are all fill: its
             # bytes would otherwise lie behind all that the index names, and the next `from_object` would drop them.
-            pieces = self._encoder.encode(records[(slice(None), *box)], is_stored=bool(entry[0] != MISSING))
+            is_stored = bool(entry[0] != MISSING)
+            pieces = self._encoder.encode(records[(slice(None), *box)], scratch, is_stored=is_stored)
             if pieces is None:
                 continue
             nbytes = sum(len(p) for p in pieces)
-            entry[:] = self._end, nbytes
-            self._pieces += pieces
-            self._end += nbytes
+            entry[:] = end, nbytes
+            encoded += pieces
+            end += nbytes
+        self._pieces += encoded
+        self._entries[at] = entries
+        self._end = end
 
 
 @dataclass(slots=True)

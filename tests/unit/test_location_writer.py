@@ -75,6 +75,7 @@ def runs(draw: st.DrawFn) -> list[dict[str, Any]]:
                 "edges": edges,
                 "steps": [order[a:b] for a, b in zip([0, *cuts], [*cuts, draw(st.integers(0, 23))], strict=True)],
                 "partial_rows": draw(st.booleans()),
+                "wait": draw(st.booleans()),
                 "rollback": draw(st.booleans()),
                 "options": {
                     "threads": draw(st.integers(0, 1)),
@@ -119,7 +120,7 @@ def test_any_order_any_shares_any_resumes(
                 w = again
             for step in run["steps"]:
                 write(w, [i for i in step if i in w.missing()])
-                w.commit(partial_rows=run["partial_rows"])
+                w.commit(partial_rows=run["partial_rows"], wait=run["wait"])
             if run["rollback"]:
                 w.rollback()
             w.close(partial=True)
@@ -129,7 +130,7 @@ def test_any_order_any_shares_any_resumes(
         assert found == [found[0]] * run["size"]
         there = {i for a, b in found[0] for i in range(a, b)}
         wanted = done | {i for step in run["steps"] for i in step}
-        if not (run["rollback"] and not run["partial_rows"]):
+        if not run["rollback"] or (run["partial_rows"] and run["wait"]):
             assert there == wanted
         assert done <= there <= wanted
         done = there

@@ -12,7 +12,8 @@ import pytest
 
 from mpistream.errors import StoreError
 from mpistream.manifest import stage_folder
-from mpistream.staging import Pool, Stager, pool_of
+from mpistream.pipeline import Pool, pool_of
+from mpistream.staging import Stager
 from tests.support.scripted_store import ScriptedStore
 from tests.support.stager import DEADLINE, EPOCH, FOLDER, in_time, item, new_store, no_space, stagers
 from tests.support.wait import wait_until
