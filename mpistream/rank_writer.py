@@ -158,7 +158,7 @@ class RankWriter:
                 if self.writer == 0:
                     self._series[array.name] = SeriesRows(array, self.schema.key_separator, store)
             elif array.is_sharded:
-                self._held[array.name] = share.held_boxes(array.grid, self.schema.partitioned_dims)
+                self._held[array.name] = share.held_boxes(array.grid)
                 if array.role is Role.VARIABLE:
                     self._rows[array.name] = self._shard_rows(array)
             else:
