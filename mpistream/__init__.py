@@ -6,6 +6,7 @@ rank 0, which verifies that they tile the store and only then commits.
 
 from mpistream._version import __version__
 from mpistream.carrying import commit_tokens
+from mpistream.decomposition import decompose
 from mpistream.description import AppendTime, Coordinate, IndexedTime, Staggered, Variable
 from mpistream.errors import (
     AlignmentError,
@@ -20,7 +21,7 @@ from mpistream.errors import (
     TilingError,
 )
 from mpistream.indices import Indices
-from mpistream.layout import decompose, suggest_layout
+from mpistream.layout import suggest_layout
 from mpistream.location_series import write_open_locations
 from mpistream.location_writer import LocationSeriesWriter
 from mpistream.locations import chunk_locations, location_schema

@@ -105,7 +105,7 @@ def check_blocks(name: str, value: Any, shapes: Sequence[tuple[int, ...]], dtype
     """
     if len(shapes) == 1:
         # A rank of one box, or of none, may pass a list, too, as it would with several.
-        if isinstance(value, list | tuple) and not value and 0 in shapes[0]:
+        if isinstance(value, list | tuple | dict) and not value and 0 in shapes[0]:
             value = np.empty(shapes[0], dtype)
         elif isinstance(value, list | tuple) and len(value) == 1 and np.ndim(value[0]) == len(shapes[0]):
             value = value[0]

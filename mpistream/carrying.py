@@ -25,7 +25,7 @@ from mpistream.manifest import Manifest, layout_key, parse_layout, stage_folder
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner, fault_error
 from mpistream.ranges import inside, members
-from mpistream.region import Region
+from mpistream.region import AnyRegion
 from mpistream.resuming import StoredTimes, read_manifest
 from mpistream.store import Store, open_store
 from mpistream.token import CommitReceipt, CommitToken
@@ -37,7 +37,7 @@ __all__ = ["commit_carried", "commit_tokens", "read_layout"]
 _MAX_PAUSE = 0.1
 
 
-def read_layout(store: Store, manifest: Manifest) -> tuple[int, list[Region] | None]:
+def read_layout(store: Store, manifest: Manifest) -> tuple[int, list[AnyRegion] | None]:
     """Return the number of writers of the manifest's epoch, and their regions where the store has them.
 
     Not collective.

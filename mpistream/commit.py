@@ -353,11 +353,12 @@ def _cover_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[Commit
         for name, n, found in wanted:
             cells = epoch.n_cells[name]
             if found != cells[t.writer] * n:
+                held = epoch.regions[t.writer].of(name)
                 faults.append(
                     Fault(
                         kind="tiling",
                         text=f"rank {t.writer}: {found} cells of {name!r} are in place, its part of {n} "
-                        f"record{'s' if n != 1 else ''} has {cells[t.writer] * n} in {epoch.regions[t.writer]!r}",
+                        f"record{'s' if n != 1 else ''} has {cells[t.writer] * n} in {held!r}",
                         writer=t.writer,
                     )
                 )

@@ -61,9 +61,9 @@ class CreateRequest:
         self.leftovers: list[str] = []
         """What was replaced, in the stage folder, to be deleted when the store is open."""
 
-    def digest_parts(self) -> list[Any]:
-        """Return what must be the same on every rank."""
-        return [self._given.to_json(), self._overwrite]
+    def arguments(self) -> dict[str, Any]:
+        """Return what must be the same on every rank, as JSON types by name."""
+        return {"schema": self._given.to_json(), "overwrite": self._overwrite}
 
     def check(self, store: Store, votes: Sequence[Mapping[str, Any]], options: Options) -> EpochState:
         """Check the request; nothing is written.

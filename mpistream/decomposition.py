@@ -8,23 +8,23 @@ that would make many small objects, a few ranks write what many hold (`mpistream
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mpistream.epoch import EpochState, indexed_epoch, prove_epoch, prove_rearranged
 from mpistream.errors import AlignmentError, TilingError
 from mpistream.grid import split_units
-from mpistream.layout import SMALL_OBJECT_NBYTES, decompose, n_writers_for, object_nbytes, resolve_layout
+from mpistream.layout import SMALL_OBJECT_NBYTES, n_writers_for, object_nbytes, resolve_layout, shard_regions
 from mpistream.locations import row_length, shares_of
 from mpistream.ranges import Ranges
-from mpistream.region import Region
+from mpistream.region import AnyRegion, Region, regions_of
 from mpistream.schema import StreamSchema
 
-__all__ = ["settle", "settle_indexed"]
+__all__ = ["decompose", "settle", "settle_indexed"]
 
 
 def settle(
     schema: StreamSchema,
-    regions: Sequence[Region] | None,
+    regions: Sequence[AnyRegion] | None,
     nodes: Sequence[str],
     *,
     writers: str | int,
@@ -69,7 +69,7 @@ def settle(
     if direct is not None and _is_better_direct(schema, direct, regions, n_writers, writers):
         return direct
     resolved = resolve_layout(schema, n_writers)
-    held = regions if regions is not None else _balanced(resolved, n_ranks)
+    held: Sequence[AnyRegion] = regions if regions is not None else _balanced(resolved, n_ranks)
     return resolved, prove_rearranged(resolved, held, n_writers)
 
 
@@ -84,8 +84,42 @@ def _check_nothing_lent(schema: StreamSchema, epoch: EpochState) -> None:
             )
 
 
+def decompose(schema: StreamSchema, n_ranks: int, *, nodes: Sequence[str] | None = None) -> list[Region]:
+    """Split the grid into one balanced box per rank, as `write_open` does where it is given no region.
+
+    Not collective.
+
+    Parameters
+    ----------
+    schema
+        The schema.
+    n_ranks
+        Number of ranks.
+    nodes
+        Name of the node of each rank; by default all run on one.
+
+    Returns
+    -------
+    One region per rank, over the partitioned dims: of whole shards where there are enough of them and the objects are
+    not small, of cells otherwise. With more ranks than cells the last are empty.
+    """
+    if schema.is_location_series:
+        return shares_of(resolve_layout(schema, n_ranks), n_ranks)
+    n_writers = _n_writers(schema, nodes or [""] * n_ranks, "auto")
+    direct = _aligned_or_none(schema, None, n_ranks)
+    if direct is not None and _is_better_direct(schema, direct, None, n_writers, "auto"):
+        return regions_of("", direct[1].regions)
+    return _balanced(schema, n_ranks)
+
+
 def settle_indexed(
-    schema: StreamSchema, dims: Sequence[str], nodes: Sequence[str], *, writers: str | int
+    schema: StreamSchema,
+    regions: Sequence[AnyRegion],
+    indexed_dims: Mapping[str, Sequence[str]],
+    groups: Mapping[str, int],
+    nodes: Sequence[str],
+    *,
+    writers: str | int,
 ) -> tuple[StreamSchema, EpochState]:
     """Return the schema with its layout, and the epoch of ranks that hold `Indices`, to be proven.
 
@@ -95,21 +129,28 @@ def settle_indexed(
     ----------
     schema, nodes, writers
         As in `settle`.
-    dims
-        The dims that the indices name.
+    regions, indexed_dims, groups
+        As in `mpistream.epoch.indexed_epoch`.
+
+    Raises
+    ------
+    TilingError
+        As `settle`, for the arrays without indices.
     """
     n_writers = _n_writers(schema, nodes, writers)
     resolved = resolve_layout(schema, n_writers)
-    return resolved, indexed_epoch(resolved, len(nodes), dims, n_writers)
+    return resolved, indexed_epoch(resolved, regions, indexed_dims, groups, n_writers)
 
 
-def _aligned(schema: StreamSchema, regions: Sequence[Region] | None, n_ranks: int) -> tuple[StreamSchema, EpochState]:
+def _aligned(
+    schema: StreamSchema, regions: Sequence[AnyRegion] | None, n_ranks: int
+) -> tuple[StreamSchema, EpochState]:
     resolved = resolve_layout(schema, n_ranks, regions)
-    return resolved, prove_epoch(resolved, regions if regions is not None else decompose(resolved, n_ranks))
+    return resolved, prove_epoch(resolved, regions if regions is not None else shard_regions(resolved, n_ranks))
 
 
 def _aligned_or_none(
-    schema: StreamSchema, regions: Sequence[Region] | None, n_ranks: int
+    schema: StreamSchema, regions: Sequence[AnyRegion] | None, n_ranks: int
 ) -> tuple[StreamSchema, EpochState] | None:
     try:
         return _aligned(schema, regions, n_ranks)
@@ -125,7 +166,7 @@ def _aligned_or_none(
 def _is_better_direct(
     schema: StreamSchema,
     direct: tuple[StreamSchema, EpochState],
-    regions: Sequence[Region] | None,
+    regions: Sequence[AnyRegion] | None,
     n_writers: int,
     writers: str | int,
 ) -> bool:

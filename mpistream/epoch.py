@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpistream.arrays import Role
 from mpistream.grid import ShardGrid, held_boxes
-from mpistream.indices import Indices, Selection, axes_of, axis_lengths
+from mpistream.indices import Indices, Selection, axes_of, axis_lengths, indices_of
 from mpistream.layout import assign_writers
 from mpistream.locations import prove_shares, row_length, written_records
 from mpistream.rearrange import Exchange, Piece, plan_exchange, target_boxes
-from mpistream.region import Region
+from mpistream.region import AnyRegion, Region, region_from_json, regions_of
 from mpistream.schema import StreamSchema
 from mpistream.tiling import Box, Interval, box_n_cells
 
@@ -24,7 +24,7 @@ __all__ = ["EpochState", "Route", "Share", "indexed_epoch", "prove_epoch", "prov
 class EpochState:
     """What is fixed for an epoch. Made by `prove_epoch` and `prove_rearranged` only."""
 
-    regions: tuple[Region, ...]
+    regions: tuple[AnyRegion, ...]
     """What each rank holds."""
     boxes: Mapping[str, Sequence[tuple[Box, ...]]]
     """Array name -> per rank the boxes it writes, over the dims without time; proven to tile it."""
@@ -40,28 +40,48 @@ class EpochState:
     records: tuple[Interval, ...] = ()
     """In a location series, the records that each rank writes: disjoint, and together all. Of what it holds beyond
     them, the writer is the rank whose share has the first location of that chunk."""
+    indexed_groups: Mapping[str, int] = field(default_factory=dict)
+    """Array of `indexed` -> a number that arrays share of which each rank holds the same `Indices`."""
+    indexed_moved: Mapping[str, int] = field(default_factory=dict)
+    """Array of `indexed` -> its cells that go to another rank, once the owners are known."""
 
-    @property
-    def layout_regions(self) -> tuple[Region, ...] | None:
-        """The regions as the layout document has them; None where the ranks hold `Indices`."""
-        return None if self.indexed else self.regions
-
-    def with_owners(self, schema: StreamSchema, owners: Mapping[str, Sequence[int]]) -> EpochState:
-        """Return the epoch in which it is known who writes the boxes of `indexed`.
+    def is_rearranged(self, name: str) -> bool:
+        """Return whether what is written of an array comes from elsewhere than the writers' own blocks.
 
         Not collective.
         """
-        boxes: dict[str, list[tuple[Box, ...]]] = {}
+        return name in self.exchanges or name in self.indexed
+
+    def n_moved_cells(self, name: str) -> int:
+        """Return the cells of an array that go to another rank.
+
+        Not collective.
+        """
+        return self.exchanges[name].n_moved_cells if name in self.exchanges else self.indexed_moved.get(name, 0)
+
+    @property
+    def layout_regions(self) -> tuple[AnyRegion, ...] | None:
+        """The regions as the layout document has them; None where the ranks hold `Indices`."""
+        return None if self.indexed else self.regions
+
+    def with_owners(
+        self, schema: StreamSchema, owners: Mapping[str, Sequence[int]], moved: Mapping[str, int]
+    ) -> EpochState:
+        """Return the epoch in which it is known who writes the boxes of `indexed`, and how many cells move for it.
+
+        Not collective.
+        """
+        boxes: dict[str, Sequence[tuple[Box, ...]]] = dict(self.boxes)
         for name, targets in self.indexed.items():
             by_rank: list[list[Box]] = [[] for _ in self.regions]
             for box, owner in zip(targets, owners[name], strict=True):
                 by_rank[owner].append(box)
             boxes[name] = [tuple(b) for b in by_rank]
-        return replace(self, boxes=boxes, n_cells=_n_cells(schema, boxes, len(self.regions)))
+        return replace(self, boxes=boxes, n_cells=_n_cells(schema, boxes, len(self.regions)), indexed_moved=dict(moved))
 
     def shares(self) -> list[Share]:
         """Return what each rank holds and writes."""
-        moving = tuple(sorted(name for name, e in self.exchanges.items() if e.n_moved_cells))
+        moving = {name for name, e in self.exchanges.items() if e.n_moved_cells} | set(self.indexed_moving)
         is_lending = any(self._lent(rank) is not None for rank in range(len(self.records)))
         # Arrays of one shape share an exchange, and it is taken apart once.
         apart: dict[int, list[list[Piece]]] = {}
@@ -78,7 +98,7 @@ class EpochState:
                 region=region,
                 boxes={name: by_rank[rank] for name, by_rank in self.boxes.items()},
                 pieces={name: tuple(apart[id(e)][rank]) for name, e in self.exchanges.items()},
-                moving=moving or self.indexed_moving,
+                moving=tuple(sorted(moving)),
                 records=self.records[rank] if self.records else None,
                 lent=self._lent(rank),
                 is_lending=is_lending,
@@ -88,9 +108,10 @@ class EpochState:
 
     def _lent(self, rank: int) -> tuple[int, int, int] | None:
         """Return the locations that a rank holds and another one writes, and that rank."""
-        if not self.records or self.regions[rank].is_empty:
+        region = self.regions[rank]
+        if not self.records or not isinstance(region, Region) or region.is_empty:
             return None
-        ((start, stop),) = self.regions[rank].box
+        ((start, stop),) = region.box
         end = min(stop, self.records[rank][0])
         if start == end:
             return None
@@ -120,15 +141,15 @@ class Share:
     """What one rank holds and writes in an epoch."""
 
     writer: int
-    region: Region
+    region: AnyRegion
     boxes: Mapping[str, tuple[Box, ...]]
     """Sharded array -> the boxes it writes, over the dims without time."""
     pieces: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
     """Rearranged array -> the pieces that this rank sends, gets, or has itself, in an order that all ranks share."""
     moving: tuple[str, ...] = ()
     """Arrays of which some rank sends a piece to another one."""
-    indices: Indices | None = None
-    """What it holds instead of a region; only this rank knows it."""
+    indices: Indices | Mapping[str, Indices] | None = None
+    """What it holds instead of a region, of all arrays or array by array; only this rank knows it."""
     routes: Mapping[str, tuple[Route, ...]] = field(default_factory=dict)
     """Array -> where the cells of its indices go, and those of others come; only this rank knows it."""
     records: Interval | None = None
@@ -153,11 +174,13 @@ class Share:
         sources = [p.source for p in self.pieces.get(name, ())] + [r.source for r in self.routes.get(name, ())]
         return self.writer in sources
 
-    def held_boxes(self, grid: ShardGrid, partitioned_dims: Collection[str]) -> list[Box]:
+    def held_boxes(self, grid: ShardGrid) -> list[Box]:
         """Return the boxes of this rank's blocks of an array; with indices they count its own cells."""
-        if self.indices is None:
-            return held_boxes(grid, partitioned_dims, self.region)
-        return [tuple((0, n) for n in axis_lengths(axes_of(grid, self.indices)))]
+        indices = indices_of(self.indices, grid.name)
+        if indices is None:
+            region = self.region.of(grid.name)
+            return held_boxes(grid, region.dims, region)
+        return [tuple((0, n) for n in axis_lengths(axes_of(grid, indices)))]
 
     def to_json(self) -> dict[str, Any]:
         """Return the share as JSON types.
@@ -202,7 +225,7 @@ class Share:
         ]
         return cls(
             writer=document["writer"],
-            region=Region.from_json(document["region"]),
+            region=region_from_json(document["region"]),
             boxes={name: tuple(map(box_of, found)) for name, found in document["boxes"].items()},
             pieces={name: lists[k] for name, k in document["pieces_of"].items()},
             moving=tuple(document["moving"]),
@@ -212,7 +235,7 @@ class Share:
         )
 
 
-def prove_epoch(schema: StreamSchema, regions: Sequence[Region]) -> EpochState:
+def prove_epoch(schema: StreamSchema, regions: Sequence[AnyRegion]) -> EpochState:
     """Return the epoch in which each rank writes what it holds, once it is proven that this tiles every array.
 
     Not collective.
@@ -228,20 +251,20 @@ def prove_epoch(schema: StreamSchema, regions: Sequence[Region]) -> EpochState:
     return EpochState(regions=tuple(regions), boxes=boxes, n_cells=_n_cells(schema, boxes, len(regions)))
 
 
-def _prove_locations(schema: StreamSchema, regions: Sequence[Region]) -> EpochState:
+def _prove_locations(schema: StreamSchema, regions: Sequence[AnyRegion]) -> EpochState:
     """Return the epoch in which each rank writes locations of its own, whole."""
-    prove_shares(schema, regions)
+    shares = prove_shares(schema, regions)
     length, n_records = row_length(schema), schema.n_total or 0
     boxes = {a.name: [(tuple((0, n) for n in a.shape),)] * len(regions) for a in schema.arrays.values() if a.is_sharded}
     return EpochState(
         regions=tuple(regions),
         boxes=boxes,
         n_cells=_n_cells(schema, boxes, len(regions)),
-        records=tuple(written_records(r.box[0], length, n_records) for r in regions),
+        records=tuple(written_records(share.box[0], length, n_records) for share in shares),
     )
 
 
-def prove_rearranged(schema: StreamSchema, regions: Sequence[Region], n_writers: int) -> EpochState:
+def prove_rearranged(schema: StreamSchema, regions: Sequence[AnyRegion], n_writers: int) -> EpochState:
     """Return the epoch in which some ranks write what others hold.
 
     Not collective.
@@ -260,23 +283,38 @@ def prove_rearranged(schema: StreamSchema, regions: Sequence[Region], n_writers:
     TilingError
         When the regions overlap, leave a hole, or end beyond an array.
     """
-    known: dict[Any, Exchange] = {}
-    exchanges = {}
-    for array in schema.arrays.values():
-        if not array.is_sharded:
-            continue
-        key = (array.base_dims, array.shape, array.grid.shard_shape)
-        if key not in known:
-            known[key] = plan_exchange(array.grid, schema.partitioned_dims, regions, n_writers)
-        exchanges[array.name] = known[key]
+    exchanges = _exchanges(schema, [a.name for a in schema.arrays.values() if a.is_sharded], regions, n_writers)
     boxes = {name: e.boxes for name, e in exchanges.items()}
     return EpochState(
         regions=tuple(regions), boxes=boxes, n_cells=_n_cells(schema, boxes, len(regions)), exchanges=exchanges
     )
 
 
-def indexed_epoch(schema: StreamSchema, n_ranks: int, indexed_dims: Collection[str], n_writers: int) -> EpochState:
-    """Return the epoch of ranks that hold `Indices`; nothing is proven yet, and nobody writes.
+def _exchanges(
+    schema: StreamSchema, names: Sequence[str], regions: Sequence[AnyRegion], n_writers: int
+) -> dict[str, Exchange]:
+    known: dict[Any, Exchange] = {}
+    exchanges = {}
+    is_shared = all(isinstance(region, Region) for region in regions)
+    for name in names:
+        array = schema.arrays[name]
+        own = regions_of(name, regions)
+        # Arrays of one region have it as one object.
+        key = (array.base_dims, array.shape, array.grid.shard_shape, None if is_shared else tuple(map(id, own)))
+        if key not in known:
+            known[key] = plan_exchange(array.grid, own[0].dims, own, n_writers)
+        exchanges[name] = known[key]
+    return exchanges
+
+
+def indexed_epoch(
+    schema: StreamSchema,
+    regions: Sequence[AnyRegion],
+    indexed_dims: Mapping[str, Sequence[str]],
+    groups: Mapping[str, int],
+    n_writers: int,
+) -> EpochState:
+    """Return the epoch of ranks that hold `Indices` of some arrays; for those nothing is proven, and nobody writes.
 
     Not collective.
 
@@ -284,19 +322,37 @@ def indexed_epoch(schema: StreamSchema, n_ranks: int, indexed_dims: Collection[s
     ----------
     schema
         A resolved schema.
-    n_ranks
-        Number of ranks.
+    regions
+        What each rank holds of the arrays without indices.
     indexed_dims
-        The dims that the indices name.
+        Array -> the dims that its indices name.
+    groups
+        See `EpochState.indexed_groups`.
     n_writers
         Ranks that write, for each array.
+
+    Raises
+    ------
+    TilingError
+        As `prove_rearranged`, for the arrays without indices.
     """
     sharded = [a for a in schema.arrays.values() if a.is_sharded]
-    moving = [a.name for a in sharded if set(a.space_dims) & set(indexed_dims)]
-    indexed = {a.name: tuple(target_boxes(a.grid, min(n_writers, n_ranks) if a.name in moving else 1)) for a in sharded}
-    none = Region.empty(schema.partitioned_dims)
+    moving = [a.name for a in sharded if set(a.base_dims) & set(indexed_dims.get(a.name, ()))]
+    n_most = min(n_writers, len(regions))
+    indexed = {
+        a.name: tuple(target_boxes(a.grid, n_most if a.name in moving else 1))
+        for a in sharded
+        if a.name in indexed_dims
+    }
+    exchanges = _exchanges(schema, [a.name for a in sharded if a.name not in indexed], regions, n_writers)
     return EpochState(
-        regions=(none,) * n_ranks, boxes={}, n_cells={}, indexed=indexed, indexed_moving=tuple(sorted(moving))
+        regions=tuple(regions),
+        boxes={name: e.boxes for name, e in exchanges.items()},
+        n_cells={},
+        exchanges=exchanges,
+        indexed=indexed,
+        indexed_moving=tuple(sorted(moving)),
+        indexed_groups=dict(groups),
     )
 
 

@@ -25,6 +25,7 @@ from mpistream.indices import (
     axes_of,
     axis_lengths,
     crossing,
+    indices_of,
     numbers_of,
     prove_coverage,
     selected_shape,
@@ -43,15 +44,16 @@ def described(schema: StreamSchema, epoch: EpochState) -> dict[str, Any]:
 
     Not collective.
     """
-    shapes: dict[Any, int] = {}
+    shapes: dict[Any, int] = {}  # of the arrays that have cells, shards and indices in common
     of: dict[str, int] = {}
     grids: list[dict[str, Any]] = []
     for name, boxes in epoch.indexed.items():
         grid = schema.arrays[name].grid
-        key = (grid.dims, grid.shape, grid.shard_shape)
+        key = (grid.dims, grid.bases, grid.shape, grid.shard_shape, epoch.indexed_groups[name])
         if key not in shapes:
             shapes[key] = len(grids)
-            grids.append({"name": name, "dims": grid.dims, "shape": grid.shape, "boxes": boxes})
+            split = {"bases": grid.bases, "n_extra": grid.n_extra}
+            grids.append({"name": name, "dims": grid.dims, "shape": grid.shape, **split, "boxes": boxes})
         of[name] = shapes[key]
     return {"grids": grids, "of": of}
 
@@ -74,19 +76,22 @@ def owners_answer(
     plan = described(schema, epoch)
     owners: list[list[int]] = []
     incoming: list[list[list[Any]]] = [[[] for _ in plan["grids"]] for _ in votes]
+    n_moved: list[int] = []
     for k, grid in enumerate(plan["grids"]):
         held = [(rank, box, math.prod(lengths)) for rank, vote in enumerate(votes) for box, lengths in vote[k]]
         ranks, boxes, n_cells = np.array(held, dtype=np.int64).reshape(-1, 3).T
         owners.append(best_owners(len(votes), len(grid["boxes"]), ranks, boxes, n_cells))
+        n_moved.append(sum(n for rank, box, n in held if owners[k][box] != rank))
         for rank, vote in enumerate(votes):
             for box, lengths in vote[k]:
                 incoming[owners[k][box]][k].append([rank, box, lengths])
-    found = epoch.with_owners(schema, {name: owners[k] for name, k in plan["of"].items()})
+    of = plan["of"].items()
+    found = epoch.with_owners(schema, {name: owners[k] for name, k in of}, {name: n_moved[k] for name, k in of})
     return found, [{"owners": owners, "incoming": incoming[rank]} for rank in range(len(votes))]
 
 
 def agree_on_owners(
-    channel: Channel, indices: Indices, plan: Mapping[str, Any], answer: Any
+    channel: Channel, indices: Indices | Mapping[str, Indices] | None, plan: Mapping[str, Any], answer: Any
 ) -> tuple[dict[str, tuple[Route, ...]], MPIStreamError | None]:
     """Return this rank's routes by array, and what is wrong with the boxes that it will write.
 
@@ -97,21 +102,30 @@ def agree_on_owners(
     channel
         To the other ranks.
     indices
-        What this rank holds.
+        What this rank holds, of all arrays or array by array.
     plan
         As `described`.
     answer
         On rank 0, from all votes to the answers: see `owners_answer`.
     """
     grids = [
-        ShardGrid(name=g["name"], dims=tuple(g["dims"]), shape=tuple(g["shape"]), shard_shape=tuple(g["shape"]))
+        ShardGrid(
+            name=g["name"],
+            dims=tuple(g["dims"]),
+            shape=tuple(g["shape"]),
+            shard_shape=tuple(g["shape"]),
+            bases=tuple(g["bases"]),
+            n_extra=tuple(g["n_extra"]),
+        )
         for g in plan["grids"]
     ]
     boxes: list[list[Box]] = [[tuple((a, b) for a, b in box) for box in g["boxes"]] for g in plan["grids"]]
     crossings: list[dict[int, _Crossing]] = []
     failure: MPIStreamError | None = None
+    own: list[Indices] = []
     try:
-        crossings = [_crossings(channel.rank, grid, indices, b) for grid, b in zip(grids, boxes, strict=True)]
+        own = [_indices(indices, grid) for grid in grids]
+        crossings = [_crossings(channel.rank, *held) for held in zip(grids, own, boxes, strict=True)]
     except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
         failure = as_ours(error, channel.rank)
     votes = [[[box, list(selected_shape(target))] for box, (_, target) in found.items()] for found in crossings]
@@ -141,8 +155,14 @@ def agree_on_owners(
         for box, owner in enumerate(owners):
             if owner == channel.rank and failure is None:
                 here = [(r.source, r.target_at) for r in found if r.target == owner and r.part == _part(owners, box)]
-                failure = _proof(channel.rank, grid, boxes[k][box], indices, here)
+                failure = _proof(channel.rank, grid, boxes[k][box], own[k], here)
     return {name: tuple(routes[k]) for name, k in plan["of"].items()}, failure
+
+
+def _indices(indices: Indices | Mapping[str, Indices] | None, grid: ShardGrid) -> Indices:
+    found = indices_of(indices, grid.name)
+    assert found is not None, grid.name
+    return found
 
 
 def _part(owners: Sequence[int], box: int) -> int:
@@ -151,7 +171,7 @@ def _part(owners: Sequence[int], box: int) -> int:
 
 
 def _crossings(rank: int, grid: ShardGrid, indices: Indices, boxes: Sequence[Box]) -> dict[int, _Crossing]:
-    if not set(grid.dims) & set(indices) and rank != 0:
+    if not set(grid.bases) & set(indices) and rank != 0:
         # All ranks have all of it: it comes from rank 0.
         return {}
     axes = axes_of(grid, indices)

@@ -28,7 +28,9 @@ __all__ = [
     "axes_of",
     "axis_lengths",
     "crossing",
+    "indices_of",
     "numbers_of",
+    "parts_of",
     "prove_coverage",
     "selected_shape",
 ]
@@ -92,12 +94,32 @@ class Indices(Mapping[str, NDArray[np.int64]]):
         return f"Indices({', '.join(f'{dim}: {len(a)} cells' for dim, a in self._indices.items())})"
 
 
+def indices_of(indices: Indices | Mapping[str, Indices] | None, name: str) -> Indices | None:
+    """Return a rank's indices of an array, of those that it has for all arrays or array by array; None: a region.
+
+    Not collective.
+    """
+    return indices if indices is None or isinstance(indices, Indices) else indices.get(name)
+
+
 def axes_of(grid: ShardGrid, indices: Mapping[str, NDArray[np.int64]]) -> list[Axis]:
     """Return which global cells the axes of a rank's block of an array have.
 
     Not collective.
+
+    Of a staggered dim they are those of the dim over which it is; the extra points come last, where the last cell is.
     """
-    return [indices.get(dim, (0, n)) for dim, n in zip(grid.dims, grid.shape, strict=True)]
+    return [
+        _axis_of(indices.get(d), n, extra) for d, n, extra in zip(grid.bases, grid.shape, grid.n_extra, strict=True)
+    ]
+
+
+def _axis_of(numbers: NDArray[np.int64] | None, n: int, n_extra: int) -> Axis:
+    if numbers is None:
+        return 0, n
+    if n_extra and (numbers == n - n_extra - 1).any():
+        return np.concatenate((numbers, np.arange(n - n_extra, n)))
+    return numbers
 
 
 def axis_lengths(axes: Sequence[Axis]) -> tuple[int, ...]:
@@ -147,6 +169,31 @@ def numbers_of(selection: Selection) -> NDArray[np.int64]:
     return np.arange(selection.start, selection.stop) if isinstance(selection, slice) else selection
 
 
+def parts_of(axis: Axis, length: int) -> Iterator[tuple[Interval, Selection, Selection]]:
+    """Yield the cells of an axis shard by shard: a range with all of them, where they lie in it, and in the block.
+
+    Not collective.
+
+    Parameters
+    ----------
+    axis
+        Global cells, in any order.
+    length
+        That of a shard.
+    """
+    if isinstance(axis, tuple):
+        for start in range(axis[0] // length * length, axis[1], length):
+            low, high = max(start, axis[0]), min(start + length, axis[1])
+            yield (low, high), slice(0, high - low), slice(low - axis[0], high - axis[0])
+        return
+    shards = axis // length
+    order = np.argsort(shards, kind="stable")
+    for at in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
+        if at.size:
+            low, high = int(axis[at].min()), int(axis[at].max()) + 1
+            yield (low, high), axis[at] - low, at
+
+
 def selected_shape(at: Sequence[Selection]) -> tuple[int, ...]:
     """Return how many cells a selection has in each axis.
 
@@ -178,7 +225,7 @@ def prove_coverage(
     TilingError
         Kind ``overlap`` or ``hole``, naming the cell and the ranks.
     """
-    dims = [k for k, dim in enumerate(grid.dims) if dim in indexed]
+    dims = [k for k, dim in enumerate(grid.bases) if dim in indexed]
     counts = np.zeros([box[k][1] - box[k][0] for k in dims], dtype=np.int32)
     for _, at in pieces:
         np.add.at(counts, _grid_of([at[k] for k in dims]), 1)

@@ -18,14 +18,14 @@ from mpistream.description import AppendTime, Variable
 from mpistream.errors import AlignmentError, SchemaError, TilingError
 from mpistream.grid import assign_shards, split_units
 from mpistream.locations import resolve_locations, shares_of
-from mpistream.region import Region
+from mpistream.region import AnyRegion, Region, regions_of
 from mpistream.schema import StreamSchema
 from mpistream.tiling import Box
 
 __all__ = [
     "SMALL_OBJECT_NBYTES",
     "assign_writers",
-    "decompose",
+    "shard_regions",
     "n_writers_for",
     "object_nbytes",
     "resolve_layout",
@@ -173,7 +173,7 @@ def object_nbytes(schema: StreamSchema) -> int:
     return array.dtype.itemsize * array.row_length * math.prod(map(min, array.shape, array.grid.shard_shape))
 
 
-def resolve_layout(schema: StreamSchema, n_writers: int, regions: Sequence[Region] | None = None) -> StreamSchema:
+def resolve_layout(schema: StreamSchema, n_writers: int, regions: Sequence[AnyRegion] | None = None) -> StreamSchema:
     """Return the schema with the layout of every array chosen.
 
     Not collective.
@@ -213,7 +213,9 @@ def resolve_layout(schema: StreamSchema, n_writers: int, regions: Sequence[Regio
         extents, is_exact = _boxes_of(partitioned, units, n_writers)
     else:
         row_nbytes = itemsize * math.prod((*time_shard, *reference.shape))
-        extents, is_exact = _boxes_of_regions(schema.partitioned_sizes, regions, given, row_nbytes)
+        own = regions_of(reference.name, regions)
+        cut = {d: n for d, n in schema.partitioned_sizes.items() if d in own[0].dims}
+        extents, is_exact = _boxes_of_regions(cut, own, given, row_nbytes)
         edges = {d: n for d, n in extents.items() if is_exact[d] and d not in sizes}
     axes = [
         _Axis(shard=given[d], chunk=given_chunk[d], box=min(extents.get(d, n), n), is_exact=is_exact.get(d, False))
@@ -284,8 +286,8 @@ def suggest_layout(
     return {"shard_shape": {time: row_length, **space[0]}, "chunk_shape": {time: 1, **space[1]}}
 
 
-def _fitting_default(schema: StreamSchema, regions: Sequence[Region]) -> StreamSchema | None:
-    """Return the layout that would be chosen without regions, if these lie on its edges: `decompose` gives such."""
+def _fitting_default(schema: StreamSchema, regions: Sequence[AnyRegion]) -> StreamSchema | None:
+    """Return the layout that would be chosen without regions, if these lie on its edges: `shard_regions` gives such."""
     n_active = sum(not r.is_empty for r in regions)
     for n_writers in dict.fromkeys((max(n_active, 1), len(regions))):
         chosen = resolve_layout(schema, n_writers)
@@ -333,8 +335,8 @@ def _rounded(length: int, chunk: int | None) -> int:
     return length if chunk is None else -(-length // chunk) * chunk
 
 
-def decompose(schema: StreamSchema, n_writers: int) -> list[Region]:
-    """Split the grid into one balanced, shard-aligned box per rank.
+def shard_regions(schema: StreamSchema, n_writers: int) -> list[Region]:
+    """Split the grid into one balanced box of whole shards per rank.
 
     Not collective.
 
@@ -371,7 +373,7 @@ def _sharded(schema: StreamSchema) -> list[ArraySpec]:
     return [a for a in schema.arrays.values() if a.is_sharded]
 
 
-def assign_writers(schema: StreamSchema, regions: Sequence[Region]) -> dict[str, list[tuple[Box, ...]]]:
+def assign_writers(schema: StreamSchema, regions: Sequence[AnyRegion]) -> dict[str, list[tuple[Box, ...]]]:
     """Return which boxes of each array each rank writes; this is the tiling proof.
 
     Not collective.
@@ -381,7 +383,7 @@ def assign_writers(schema: StreamSchema, regions: Sequence[Region]) -> dict[str,
     schema
         A resolved schema.
     regions
-        One region per rank.
+        One region per rank, or one per rank and variable.
 
     Returns
     -------
@@ -394,4 +396,8 @@ def assign_writers(schema: StreamSchema, regions: Sequence[Region]) -> dict[str,
     TilingError
         When the regions overlap or leave a hole, or no rank holds a shard of an array of fewer dims whole.
     """
-    return {a.name: assign_shards(a.grid, schema.partitioned_dims, regions) for a in _sharded(schema)}
+    found = {}
+    for array in _sharded(schema):
+        own = regions_of(array.name, regions)
+        found[array.name] = assign_shards(array.grid, own[0].dims, own)
+    return found

@@ -21,6 +21,7 @@ from mpistream.location_rank_writer import LocationRankWriter, Series
 from mpistream.locations import LOCATION_DIM
 from mpistream.parallel import StreamWriter, others_of
 from mpistream.ranges import Ranges, count, difference, members
+from mpistream.region import Region
 from mpistream.schema import StreamSchema
 
 __all__ = ["LocationSeriesWriter", "writer_class"]
@@ -35,6 +36,10 @@ class LocationSeriesWriter(StreamWriter):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        region, n = self._writer.region, self.schema.n_total or 0
+        assert isinstance(region, Region)
+        self._n_locations = n
+        self._share = (n, n) if region.is_empty else region.box[0]
         self._numbers_of_ids: dict[str, int] = {}
         # Of the chunk that another rank writes: what waits for the next commit, and what that rank has and has not
         # committed yet. And what this rank got of others and could not take.
@@ -45,8 +50,7 @@ class LocationSeriesWriter(StreamWriter):
     @property
     def share(self) -> tuple[int, int]:
         """The locations that this rank writes, start and stop."""
-        n = self.schema.n_total or 0
-        return (n, n) if self._writer.region.is_empty else self._writer.region.box[0]
+        return self._share
 
     @property
     def n_records(self) -> int:
@@ -99,7 +103,7 @@ class LocationSeriesWriter(StreamWriter):
         writer = self._writer
         writer.raise_failure()
         record = self._record_of(location)
-        start, stop = self.share
+        start, stop = self._share
         if not start <= record < stop:
             raise SchemaError(
                 f"{self._name(record)} is not in the share of rank {self._channel.rank}, {_range_text(start, stop)}; "
@@ -130,10 +134,10 @@ class LocationSeriesWriter(StreamWriter):
             record = -1 if isinstance(location, bool | np.bool_) else operator.index(location)
         except TypeError:
             record = -1
-        n = self.schema.n_total or 0
-        if not 0 <= record < n:
+        if not 0 <= record < self._n_locations:
             raise SchemaError(
-                f"location {location!r}: give an id, or the number of a location, 0 to {n - 1}", kind="index"
+                f"location {location!r}: give an id, or the number of a location, 0 to {self._n_locations - 1}",
+                kind="index",
             )
         return record
 

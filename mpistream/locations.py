@@ -23,7 +23,7 @@ from mpistream.arrays import Role
 from mpistream.description import Coordinate, IndexedTime, LocationTime, Variable
 from mpistream.errors import SchemaError
 from mpistream.ranges import Ranges, count, difference, union
-from mpistream.region import Region
+from mpistream.region import AnyRegion, Region
 from mpistream.schema import StreamSchema
 from mpistream.tiling import Interval, prove_tiling
 
@@ -286,8 +286,8 @@ def _member(ranges: Ranges, at: int) -> int | None:
     return None
 
 
-def prove_shares(schema: StreamSchema, regions: Sequence[Region]) -> None:
-    """Prove that each location is in the share of one rank.
+def prove_shares(schema: StreamSchema, regions: Sequence[AnyRegion]) -> list[Region]:
+    """Prove that each location is in the share of one rank; return the shares.
 
     Not collective.
 
@@ -299,14 +299,15 @@ def prove_shares(schema: StreamSchema, regions: Sequence[Region]) -> None:
         Kind ``region``, for a share that is not one range; kind ``layout``, for chunks that differ between variables.
     """
     _check_chunks(schema)
+    shares: list[Region] = []
     for rank, region in enumerate(regions):
-        if len(region.boxes) > 1:
+        if not isinstance(region, Region) or len(region.boxes) > 1:
             raise SchemaError(
-                f"rank {rank} gave {len(region.boxes)} ranges of locations; a share is one, (start, stop)",
-                kind="region",
-                rank=rank,
+                f"rank {rank} gave {region!r}; a share is one range, (start, stop)", kind="region", rank=rank
             )
-    prove_tiling("locations", (schema.record_dim,), (schema.n_total or 0,), [r.boxes for r in regions])
+        shares.append(region)
+    prove_tiling("locations", (schema.record_dim,), (schema.n_total or 0,), [r.boxes for r in shares])
+    return shares
 
 
 def written_records(share: Interval, length: int, n_records: int) -> Interval:

@@ -17,7 +17,7 @@ import numpy as np
 
 from mpistream.errors import FormatError
 from mpistream.ranges import Ranges, count, inside, union
-from mpistream.region import Region
+from mpistream.region import AnyRegion, region_from_json
 from mpistream.schema import StreamSchema
 
 __all__ = [
@@ -511,7 +511,7 @@ def _checked_carried(value: Any) -> Mapping[str, Any] | None:
     return found
 
 
-def layout_bytes(epoch: int, n_writers: int, regions: Sequence[Region] | None) -> bytes:
+def layout_bytes(epoch: int, n_writers: int, regions: Sequence[AnyRegion] | None) -> bytes:
     """Return the document that holds the writers' regions of an epoch.
 
     Not collective.
@@ -529,7 +529,7 @@ def layout_bytes(epoch: int, n_writers: int, regions: Sequence[Region] | None) -
     return _dump({"epoch": epoch, "n_writers": n_writers, "regions": plain})
 
 
-def parse_layout(key: str, data: bytes) -> tuple[int, list[Region] | None]:
+def parse_layout(key: str, data: bytes) -> tuple[int, list[AnyRegion] | None]:
     """Return the number of writers of an epoch, and their regions where they were known when it began.
 
     Not collective.
@@ -542,6 +542,6 @@ def parse_layout(key: str, data: bytes) -> tuple[int, list[Region] | None]:
     document = parse_json(key, data)
     try:
         regions = document["regions"]
-        return int(document["n_writers"]), None if regions is None else [Region.from_json(r) for r in regions]
+        return int(document["n_writers"]), None if regions is None else [region_from_json(r) for r in regions]
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{key}: damaged: {type(error).__name__}: {error}", kind="layout") from error

@@ -101,7 +101,9 @@ def box_of_region(node: Node, region: Any) -> Box:
     names = [d for d in labels if d in dims]
     what = f"array {node.path!r} with dims {dims} and shape {node.shape}"
     if isinstance(region, Indices):
-        raise SchemaError("a region to read is a box, not indices; read a box and take the cells", kind="region")
+        raise SchemaError(
+            "indices are for read_record and read_static of a stream; read a box here and take the cells", kind="region"
+        )
     if region is None:
         given: Mapping[str, Any] = {}
     elif isinstance(region, Mapping):

@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from mpistream.decomposition import settle, settle_indexed
 from mpistream.epoch import EpochState
 from mpistream.errors import FencedError, FormatError, ProtocolError, SchemaError
 from mpistream.fence import highest_epoch
+from mpistream.holding import checked_holdings
 from mpistream.lease import Lease, LeaseKeeper, wait_until_free
 from mpistream.manifest import (
     DROPPED_FOLDER,
@@ -47,12 +48,12 @@ from mpistream.manifest import (
 from mpistream.options import Options
 from mpistream.plan import Plan
 from mpistream.ranges import Ranges
-from mpistream.region import Region
+from mpistream.region import AnyRegion
 from mpistream.schema import StreamSchema
 from mpistream.staging import Stager
 from mpistream.store import Store
 
-__all__ = ["Claim", "checked_regions", "claim", "log_plan", "no_claims", "put_layout", "put_manifest", "settled"]
+__all__ = ["Claim", "check_alike", "claim", "log_plan", "no_claims", "put_layout", "put_manifest", "settled"]
 
 _log = logging.getLogger("mpistream")
 
@@ -66,6 +67,9 @@ class Claim:
     nonce: str
     keeper: LeaseKeeper
 
+
+# A message names so many ranks.
+_MAX_NAMED = 8
 
 # Why this process must not write at present; see `no_claims`.
 _why_no_claims: list[str] = []
@@ -144,58 +148,38 @@ def _manifest_epoch(store: Store) -> int:
         return 0
 
 
-def indexed_dims(given: Sequence[Any], schema: StreamSchema) -> list[str] | None:
-    """Return the dims that the ranks' indices name, None when they gave regions or nothing."""
-    is_indexed = [isinstance(g, dict) for g in given]
-    if not any(is_indexed):
-        return None
-    if not all(is_indexed):
-        rank = is_indexed.index(False)
-        raise SchemaError(
-            f"rank {rank} gave no Indices, other ranks did; every rank gives them or none does",
-            kind="region",
-            rank=rank,
+def check_alike(operation: str, votes: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse arguments that are not the same on every rank, by name and rank.
+
+    Raises
+    ------
+    ProtocolError
+        Kind ``mismatch``.
+    """
+    mine = votes[0]["arguments"]
+    differing: dict[str, list[int]] = {}
+    for rank, vote in enumerate(votes):
+        for name, text in vote["arguments"].items():
+            if text != mine[name]:
+                differing.setdefault(name, []).append(rank)
+    if not differing:
+        return
+    said = []
+    for name, ranks in differing.items():
+        more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
+        who = f"rank {', '.join(map(str, ranks[:_MAX_NAMED]))}{more}"
+        theirs = {votes[rank]["arguments"][name] for rank in ranks}
+        is_short = name != "schema" and len(theirs) == 1
+        said.append(
+            f"{name} is {theirs.pop()} on {who}, {mine[name]} on rank 0"
+            if is_short
+            else f"{name} of {who} is not rank 0's"
         )
-    dims = [d for d in schema.partitioned_dims if d in given[0]["indices"]]
-    for rank, g in enumerate(given):
-        highest = g["indices"]
-        for dim in highest:
-            if dim not in schema.partitioned_dims or dim not in dims:
-                raise SchemaError(
-                    f"rank {rank}: indices of dim {dim!r}; every rank gives indices of the same partitioned dims, of "
-                    f"{', '.join(schema.partitioned_dims)}",
-                    kind="region",
-                    rank=rank,
-                )
-        for dim in dims:
-            if highest.get(dim, -1) >= schema.partitioned_sizes[dim]:
-                raise SchemaError(
-                    f"rank {rank}: indices of dim {dim!r} contain {highest[dim]}, its length is "
-                    f"{schema.partitioned_sizes[dim]}",
-                    kind="region",
-                    rank=rank,
-                )
-    return dims
-
-
-def checked_regions(given: Sequence[Any], schema: StreamSchema) -> list[Region] | None:
-    """Return the ranks' regions, None when no rank gave one."""
-    if all(g is None for g in given):
-        return None
-    regions = []
-    for rank, region in enumerate(given):
-        if region is None:
-            raise SchemaError(
-                f"rank {rank} gave no region, other ranks did; every rank gives one or none does",
-                kind="region",
-                rank=rank,
-            )
-        try:
-            boxes = [{dim: slice(*b) for dim, b in box.items()} for box in region]
-            regions.append(Region.from_boxes(boxes, schema.partitioned_sizes))
-        except SchemaError as error:
-            raise SchemaError(f"rank {rank}: {error}", kind=error.kind, rank=rank) from error
-    return regions
+    raise ProtocolError(
+        f"{operation}: {'; '.join(said)}; give every rank the same arguments",
+        kind="mismatch",
+        rank=min(ranks[0] for ranks in differing.values()),
+    )
 
 
 def settled(
@@ -208,17 +192,18 @@ def settled(
     SchemaError, AlignmentError, TilingError
         For regions that don't fit.
     """
-    given = [vote["region"] for vote in votes]
     nodes = [vote["node"] for vote in votes]
-    dims = indexed_dims(given, schema)
-    if dims is not None:
+    held = checked_holdings([vote["region"] for vote in votes], schema)
+    if held.indexed_dims:
         if schema.is_location_series:
             raise SchemaError("a share of a location series is one range, (start, stop), not Indices", kind="region")
         if options.rearrange == "never":
             raise SchemaError("Indices need rearranging; leave rearrange='never' out", kind="option")
-        return settle_indexed(schema, dims, nodes, writers=options.writers)
-    regions = checked_regions(given, schema)
-    return settle(schema, regions, nodes, writers=options.writers, rearrange=options.rearrange, committed=committed)
+        assert held.regions is not None
+        return settle_indexed(schema, held.regions, held.indexed_dims, held.groups, nodes, writers=options.writers)
+    return settle(
+        schema, held.regions, nodes, writers=options.writers, rearrange=options.rearrange, committed=committed
+    )
 
 
 def log_plan(store: Store, cost: Plan) -> None:
@@ -227,7 +212,7 @@ def log_plan(store: Store, cost: Plan) -> None:
         _log.warning("%s: %s", store.url, warning)
 
 
-def put_layout(store: Store, epoch: int, n_writers: int, regions: Sequence[Region] | None) -> str:
+def put_layout(store: Store, epoch: int, n_writers: int, regions: Sequence[AnyRegion] | None) -> str:
     """Write the layout document of an epoch; return its digest."""
     data = layout_bytes(epoch, n_writers, regions)
     store.create(layout_key(epoch), data)

@@ -38,7 +38,8 @@ class Options:
     writers
         How many ranks write what all of them hold: ``"all"``, a number, ``"node"`` (one per node), or ``"auto"``
         (default): all where the regions lie on shard edges and make objects of 4 MiB or more, else as few as give
-        objects of about 64 MiB, at least one per node. The others only send.
+        objects of about 64 MiB, at least one per node. The others only send. A number above that of the ranks is all
+        of them, and the plan says so.
     rearrange
         ``"auto"`` (default): regions may lie anywhere. ``"never"``: those that don't lie on shard edges are
         refused, and nothing moves between ranks.

@@ -32,7 +32,7 @@ from mpistream.errors import (
     error_from_json,
     error_to_json,
 )
-from mpistream.indices import Indices
+from mpistream.indices import Indices, indices_of
 from mpistream.lent import Lent
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.mover import Load, Mover
@@ -117,16 +117,40 @@ class StreamWriter:
         Raises
         ------
         ProtocolError
-            When the writer was opened with `Indices`, see ``indices``.
+            When the writer was opened with `Indices`, see ``indices``, or a region for each variable, see `region_of`.
         """
-        if self._writer.indices is not None:
+        region, indices = self._writer.region, self._writer.indices
+        if isinstance(indices, Indices):
             raise ProtocolError("this rank holds indices, not a region; see w.indices", kind="region")
-        return self._writer.region
+        if not isinstance(region, Region):
+            raise ProtocolError("this rank holds a region for each variable; see w.region_of(name)", kind="region")
+        return region
+
+    def region_of(self, name: str) -> Region | Indices:
+        """Return what this rank holds of a variable or static.
+
+        Not collective.
+
+        Parameters
+        ----------
+        name
+            The variable or static. One without partitioned dims has a region without dims where each variable has a
+            region of its own; it is passed whole.
+
+        Raises
+        ------
+        SchemaError
+            For an unknown name.
+        """
+        self._writer.held(name)
+        indices = indices_of(self._writer.indices, name)
+        return self._writer.region.of(name) if indices is None else indices
 
     @property
     def indices(self) -> Indices | None:
-        """The indices that the writer was opened with, None if it was opened with a region or without."""
-        return self._writer.indices
+        """The indices that the writer was opened with for all variables, None if it was opened otherwise."""
+        indices = self._writer.indices
+        return indices if isinstance(indices, Indices) else None
 
     @property
     def n_records(self) -> int:
@@ -326,7 +350,7 @@ class StreamWriter:
         assert found is not None
         return found
 
-    def write_static(self, name: str, array: ArrayLike) -> None:
+    def write_static(self, name: str, array: ArrayLike | Mapping[str, ArrayLike]) -> None:
         """Put this rank's part of a static, or of a coordinate that is written by region.
 
         Logically collective.
@@ -336,7 +360,8 @@ class StreamWriter:
         name
             The static. It is committed whole, once.
         array
-            This rank's block, as in `write_record`. Without partitioned dims, and so for strings, rank 0's counts; the
+            This rank's block, as in `write_record`; a rank whose region is empty may pass ``{}`` or, where nothing
+            moves between ranks, leave the call out. Without partitioned dims, and so for strings, rank 0's counts; the
             other ranks may pass it or leave the call out.
 
         Raises

@@ -20,7 +20,8 @@ from mpistream.creating import CreateRequest
 from mpistream.epoch import EpochState, Share, prove_epoch
 from mpistream.errors import AlignmentError, CommitError, ProtocolError, SchemaError
 from mpistream.grid import held_boxes
-from mpistream.layout import decompose, resolve_layout
+from mpistream.holding import checked_holdings, plain_region
+from mpistream.layout import resolve_layout, shard_regions
 from mpistream.location_rank_writer import rank_writer_of
 from mpistream.location_writer import LocationSeriesWriter
 from mpistream.locations import row_length, written_records
@@ -29,7 +30,7 @@ from mpistream.mover import Mover
 from mpistream.opening import claim
 from mpistream.options import Options, resolve_options
 from mpistream.parallel import StreamWriter
-from mpistream.region import Region
+from mpistream.region import AnyRegion, Region, RegionLike
 from mpistream.resuming import read_manifest
 from mpistream.schema import StreamSchema
 from mpistream.store import Store, open_store
@@ -186,7 +187,7 @@ def write_open_part(
     *,
     writer: int,
     n_writers: int,
-    region: Mapping[str, Any] | None = None,
+    region: RegionLike | None = None,
     options: Options | None = None,
 ) -> PartWriter:
     """Open one part of a store that independent processes write, without MPI.
@@ -204,8 +205,9 @@ def write_open_part(
     n_writers
         Number of parts.
     region
-        What this part owns; by default its box of ``decompose(schema, n_writers)``. With regions of its own the
-        schema must give all shard shapes, and every variable must have all partitioned dims.
+        What this part owns, boxes on shard edges as in `write_open`; by default a balanced box of whole shards. With
+        regions of its own the schema must give all shard shapes, and every variable must have all dims that its region
+        names.
     options
         As in `write_open`; a part waits ``timeout`` seconds for the owner.
 
@@ -227,11 +229,11 @@ def write_open_part(
         raise SchemaError(f"writer {writer} of {n_writers}: give a number from 0 to {n_writers - 1}", kind="writer")
     schema = resolve_layout(schema, n_writers) if region is None else schema
     if region is None:
-        epoch: EpochState | None = prove_epoch(schema, decompose(schema, n_writers))
+        epoch: EpochState | None = prove_epoch(schema, shard_regions(schema, n_writers))
         assert epoch is not None
         share = epoch.shares()[writer]
     else:
-        epoch, share = None, _own_share(schema, writer, Region.from_mapping(region, schema.partitioned_sizes))
+        epoch, share = None, _own_share(schema, writer, _own_region(schema, writer, region))
     request = CreateRequest(schema, overwrite=False)
     if writer == 0:
         request.check_target(store)
@@ -253,7 +255,19 @@ def write_open_part(
     return part(channel, store, rank_writer, mover, owner, manifest, chosen, None, None)
 
 
-def _own_share(schema: StreamSchema, writer: int, region: Region) -> Share:
+def _own_region(schema: StreamSchema, writer: int, region: RegionLike) -> AnyRegion:
+    held = checked_holdings([plain_region(region)], schema, [writer])
+    if held.indexed_dims:
+        raise SchemaError(
+            f"writer {writer}: Indices are rearranged, which parts without MPI can't; give boxes on shard edges, or "
+            "open with comm=",
+            kind="region",
+        )
+    assert held.regions is not None
+    return held.regions[0]
+
+
+def _own_share(schema: StreamSchema, writer: int, region: AnyRegion) -> Share:
     """Return what a part writes that does not know the others' regions."""
     if schema.is_location_series:
         return _own_locations(schema, writer, region)
@@ -261,8 +275,9 @@ def _own_share(schema: StreamSchema, writer: int, region: Region) -> Share:
     for array in schema.arrays.values():
         if not array.is_sharded:
             continue
-        lacks = set(schema.partitioned_dims) - set(array.base_dims)
-        if lacks == set(schema.partitioned_dims) and array.is_resolved:
+        own = region.of(array.name)
+        lacks = set(own.dims) - set(array.base_dims)
+        if lacks == set(own.dims) and array.is_resolved:
             # The owner writes it, whatever the regions are.
             boxes[array.name] = (tuple((0, n) for n in array.shape),) if writer == 0 else ()
             continue
@@ -273,14 +288,16 @@ def _own_share(schema: StreamSchema, writer: int, region: Region) -> Share:
                 "region out",
                 kind="region",
             )
-        held = held_boxes(array.grid, schema.partitioned_dims, region)
+        held = held_boxes(array.grid, own.dims, own)
         boxes[array.name] = tuple(box for box in held if box_n_cells(box))
         for box in boxes[array.name]:
             array.grid.check_aligned(box, writer)
     return Share(writer=writer, region=region, boxes=boxes)
 
 
-def _own_locations(schema: StreamSchema, writer: int, region: Region) -> Share:
+def _own_locations(schema: StreamSchema, writer: int, region: AnyRegion) -> Share:
+    if not isinstance(region, Region):
+        raise SchemaError(f"part {writer} gave {region!r}; a share is one range, (start, stop)", kind="region")
     if not schema.is_resolved:
         raise SchemaError(
             "a part with a share of its own can't tell how many locations a chunk has; give chunk_locations, or leave "

@@ -10,15 +10,19 @@ from typing import Any
 from mpistream.arrays import Role
 from mpistream.decomposition import settle
 from mpistream.epoch import EpochState
+from mpistream.errors import SchemaError
+from mpistream.holding import checked_holdings, plain_region
 from mpistream.layout import SMALL_OBJECT_NBYTES
 from mpistream.locations import chunk_locations, row_length
-from mpistream.region import Region, RegionLike
+from mpistream.region import RegionLike
 from mpistream.schema import StreamSchema
 from mpistream.tiling import box_n_cells
 
 __all__ = ["Plan", "plan", "plan_of"]
 
 _MANY_OBJECTS = 10_000
+# A row of more records is no advice.
+_MANY_ROWS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +90,7 @@ class Plan:
 
 
 def _is_partitioned(schema: StreamSchema, name: str) -> bool:
-    return not set(schema.partitioned_dims).isdisjoint(schema.arrays[name].dims)
+    return schema.is_location_series or not set(schema.partitioned_dims).isdisjoint(schema.arrays[name].base_dims)
 
 
 def _size(nbytes: float) -> str:
@@ -122,18 +126,22 @@ def plan(
 
     Raises
     ------
-    AlignmentError, TilingError
-        As in `write_open`.
+    SchemaError, AlignmentError, TilingError
+        As in `write_open`; for `Indices`, too.
     """
-    sizes = schema.partitioned_sizes
-    held = [
-        r if isinstance(r, Region) else Region.from_boxes([r] if isinstance(r, Mapping) else r, sizes) for r in regions
-    ]
-    nodes = nodes or [""] * len(held)
-    return plan_of(*settle(schema, held, nodes, writers=writers, rearrange=rearrange), nodes)
+    given = [plain_region(region) for region in regions]
+    held = checked_holdings(given, schema)
+    if held.indexed_dims:
+        raise SchemaError(
+            "plan takes boxes; what Indices cost is known when the ranks have compared them: see plan() of a writer",
+            kind="region",
+        )
+    nodes = nodes or [""] * len(given)
+    settled = settle(schema, held.regions, nodes, writers=writers, rearrange=rearrange)
+    return plan_of(*settled, nodes, writers=writers)
 
 
-def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str]) -> Plan:
+def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str], *, writers: str | int) -> Plan:
     """Return what a run in an epoch writes and moves.
 
     Not collective.
@@ -146,6 +154,8 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str]) -> Pl
         Who holds and who writes what.
     nodes
         Name of the node of each rank.
+    writers
+        How many ranks should write, as in `Options`.
     """
     n_ranks = len(epoch.regions)
     objects = folders = 0.0
@@ -160,14 +170,13 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str]) -> Pl
         if schema.key_separator == "/":
             folders += (1 + sum(math.prod(a.grid.grid_shape[:i]) for i in range(1, len(a.dims) - 1))) / a.row_length
         slab = a.resolved_chunk_shape[0] if a.resolved_chunk_shape[0] > 1 else 0
-        exchange = epoch.exchanges.get(a.name)
-        if exchange is not None:
-            n_moved += a.dtype.itemsize * exchange.n_moved_cells
+        is_rearranged = epoch.is_rearranged(a.name)
+        n_moved += a.dtype.itemsize * epoch.n_moved_cells(a.name)
         for i, boxes in enumerate(epoch.boxes[a.name]):
             nbytes = a.dtype.itemsize * sum(map(box_n_cells, boxes))
             record[i] += nbytes
             # Of a rearranged array the record itself is received, too.
-            memory[i] += nbytes * (a.row_length + slab + (exchange is not None))
+            memory[i] += nbytes * (a.row_length + slab + is_rearranged)
             is_writer[i] |= nbytes > 0
     if schema.is_location_series:
         # Each location is one rank's, and so are its bytes.
@@ -195,34 +204,52 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str]) -> Pl
         max_object_nbytes=max(shards.values(), default=0),
         writer_memory_nbytes=max(memory),
         node_memory_nbytes=max(on_node.values()),
-        # What is not partitioned is small, and is written by one rank.
-        warnings=_warnings(schema, {n: b for n, b in shards.items() if _is_partitioned(schema, n)}, objects, n_ranks),
+        warnings=_warnings(schema, {n: b for n, b in shards.items() if _is_partitioned(schema, n)}, objects, n_ranks)
+        + _few_ranks(n_ranks, writers),
     )
+
+
+def _few_ranks(n_ranks: int, writers: str | int) -> tuple[str, ...]:
+    """A site may say for all runs how many ranks write; in one of fewer ranks that is no error."""
+    if not isinstance(writers, int) or writers <= n_ranks:
+        return ()
+    return (f"Options(writers={writers}), but there are {n_ranks} ranks: no more than those write",)
 
 
 def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float, n_ranks: int) -> tuple[str, ...]:
     found = []
-    small = {n: b for n, b in shards.items() if b < SMALL_OBJECT_NBYTES}
-    if small and schema.is_location_series:
-        # What is chosen where nothing is given is as large as the ranks' shares allow.
-        name = min(small, key=lambda n: small[n])
-        array, row = schema.arrays[name], row_length(schema)
-        longest = chunk_locations(array.shape[0], -(-(schema.n_total or 1) // n_ranks), itemsize=array.dtype.itemsize)
-        if row < longest:
-            found.append(
-                f"objects of variable {name!r} have {_size(small[name])} before compression, under 4 MiB: raise "
-                f"chunk_locations from {row} to {longest}"
-            )
+    most = min(_MANY_ROWS, schema.n_total or _MANY_ROWS)
+    rows = {n: schema.arrays[n].row_length * -(-SMALL_OBJECT_NBYTES // max(b, 1)) for n, b in shards.items()}
+    # Where an array lies in one shard, and no row of a fit length would be enough, its objects are small for good.
+    small = {
+        n: b
+        for n, b in shards.items()
+        if b < SMALL_OBJECT_NBYTES and (schema.arrays[n].grid.n_shards > 1 or rows[n] <= most)
+    }
+    if schema.is_location_series:
+        found += _few_locations(schema, shards, n_ranks)
     elif small:
         name = min(small, key=lambda n: small[n])
         row = schema.arrays[name].row_length
+        example = f"for example its {schema.record_dim!r} from {row} to {rows[name]}"
         found.append(
             f"objects of variable {name!r} have {_size(small[name])} before compression, under 4 MiB: "
-            f"raise shard_shape, for example its {schema.record_dim!r} from {row} to "
-            f"{row * -(-SMALL_OBJECT_NBYTES // small[name])}"
+            f"raise shard_shape, {example if rows[name] <= most else 'up to the whole array'}"
         )
     if n_objects > _MANY_OBJECTS:
         found.append(
             f"{n_objects:g} objects a record, over 10,000: raise shard_shape, or its {schema.record_dim!r} length"
         )
     return tuple(found)
+
+
+def _few_locations(schema: StreamSchema, shards: Mapping[str, int], n_ranks: int) -> list[str]:
+    """What is chosen where nothing is given is as large as the ranks' shares allow."""
+    name = min(shards, key=lambda n: shards[n])
+    array, row = schema.arrays[name], row_length(schema)
+    longest = chunk_locations(array.shape[0], -(-(schema.n_total or 1) // n_ranks), itemsize=array.dtype.itemsize)
+    text = (
+        f"objects of variable {name!r} have {_size(shards[name])} before compression, under 4 MiB: raise "
+        f"chunk_locations from {row} to {longest}"
+    )
+    return [text] if shards[name] < SMALL_OBJECT_NBYTES and row < longest else []

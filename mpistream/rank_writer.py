@@ -207,7 +207,7 @@ class RankWriter:
                 self._series[array.name] = SeriesRows(array, self.schema.key_separator, self._store)
             return [()]
         if array.is_sharded:
-            return self._share.held_boxes(array.grid, self.schema.partitioned_dims)
+            return self._share.held_boxes(array.grid)
         return [tuple((0, n) for n in array.shape)]
 
     def _write_nbytes(self, array: ArraySpec) -> int:

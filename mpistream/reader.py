@@ -5,10 +5,11 @@ A store that holds no stream is read as well, as far as Zarr goes: see `mpistrea
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
@@ -23,7 +24,7 @@ from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
 from mpistream.foreign import ForeignStore
 from mpistream.grid import held_boxes
-from mpistream.indices import Indices
+from mpistream.indices import Axis, Indices, axes_of, axis_lengths, numbers_of, parts_of
 from mpistream.manifest import (
     BLOBS_FOLDER,
     FOLDER,
@@ -278,11 +279,12 @@ class StoreReader:
         index
             The record; negative counts from the last committed one.
         region
-            Dim -> (start, stop); a dim left out is whole.
+            Dim -> (start, stop), a dim left out is whole; or `Indices`, of which only the shards are read that have
+            such cells, one after the other.
 
         Returns
         -------
-        The region's cells without the time dim, in native byte order.
+        The region's cells without the time dim, in native byte order; with indices in their order.
 
         Raises
         ------
@@ -304,9 +306,9 @@ class StoreReader:
         if not covers(self.committed, i):
             raise _not_committed(name, i)
         if array.role is Role.SERIES:
-            self._box(array, region)
+            self._axes(array, region)
             return np.asarray(self._series(array, i, i + 1)[0])
-        return self._read(array, i, self._box(array, region))
+        return self._read(array, i, self._axes(array, region))
 
     def read_location(
         self, name: str, location: SupportsIndex | str, times: tuple[int, int] | None = None
@@ -351,7 +353,7 @@ class StoreReader:
         name
             The static or coordinate.
         region
-            Dim -> (start, stop); a dim left out is whole.
+            As in `read_record`.
 
         Raises
         ------
@@ -365,7 +367,7 @@ class StoreReader:
         array = self._array(name, has_time=False)
         if array.role is Role.STATIC and name not in self.manifest.statics:
             raise SchemaError(f"static {name!r} is not committed", kind="not_committed")
-        return self._read(array, None, self._box(array, region))
+        return self._read(array, None, self._axes(array, region))
 
     def read_blob(self, key: str, scope: int | str = "static", writer: int = 0) -> bytes:
         """Return a committed blob.
@@ -460,9 +462,13 @@ class StoreReader:
         if isinstance(region, Region) and set(region.dims) <= set(self.schema.partitioned_dims):
             return _held_box(array, region)
         if isinstance(region, Indices):
-            raise SchemaError("a region to read is a box, not indices; read a box and take the cells", kind="region")
+            raise SchemaError("indices are for read_record and read_static; give a box here", kind="region")
         if not isinstance(region, Mapping):
             raise SchemaError(f"a region is a mapping dim -> (start, stop), not {type(region).__name__}", kind="region")
+        self._check_dims(array, region)
+        return box_of_mapping(region, dict(zip(array.space_dims, array.shape, strict=True)))
+
+    def _check_dims(self, array: ArraySpec, region: Mapping[str, Any]) -> None:
         # A rank's region names all partitioned dims, also those that this array lacks.
         known = set(self.schema.dims) - {self.schema.record_dim} | set(array.space_dims)
         if unknown := [dim for dim in region if dim not in known]:
@@ -470,22 +476,51 @@ class StoreReader:
                 f"region: {unknown[0]!r} is no dim of a record of {array.name!r}; it has {array.space_dims}",
                 kind="region",
             )
-        return box_of_mapping(region, dict(zip(array.space_dims, array.shape, strict=True)))
 
-    def _read(self, array: ArraySpec, record: int | None, box: Box) -> NDArray[Any]:
-        out = np.empty([b - a for a, b in box], array.dtype)
+    def _axes(self, array: ArraySpec, region: Mapping[str, Any] | None) -> Sequence[Axis]:
+        if not isinstance(region, Indices):
+            return self._box(array, region)
+        self._check_dims(array, region)
+        for dim, numbers in region.items():
+            length = self.schema.dims[dim]
+            if numbers.max(initial=-1) >= (length or 0):
+                raise SchemaError(
+                    f"indices of dim {dim!r} contain {numbers.max()}, its length is {length}", kind="region"
+                )
+        # A staggered dim may be named itself; otherwise it follows the other one, as it does where it is written.
+        axes = zip(array.space_dims, axes_of(array.grid, region), strict=True)
+        return [region.get(dim, axis) for dim, axis in axes]
+
+    def _read(self, array: ArraySpec, record: int | None, axes: Sequence[Axis]) -> NDArray[Any]:
+        out = np.empty(axis_lengths(axes), array.dtype)
         if out.size == 0:
             return out
         error = None
+        box = tuple(axis for axis in axes if isinstance(axis, tuple))
         try:
-            if array.is_whole:
-                self._arrays.read_chunks(array, box, out)
+            if len(box) == len(axes):
+                self._decode(array, record, box, out)
             else:
-                self._arrays.read_shards(array, record, box, out)
+                self._decode_cells(array, record, axes, out)
         except FormatError as found:
             error = found
         self._confirm(record or 0, 0 if record is None else record + 1, error)
         return out
+
+    def _decode(self, array: ArraySpec, record: int | None, box: Box, out: NDArray[Any]) -> None:
+        if array.is_whole:
+            self._arrays.read_chunks(array, box, out)
+        else:
+            self._arrays.read_shards(array, record, box, out)
+
+    def _decode_cells(self, array: ArraySpec, record: int | None, axes: Sequence[Axis], out: NDArray[Any]) -> None:
+        """Decode shard by shard what has cells of an index list, so that no more than a shard is held beside them."""
+        parts = [list(parts_of(axis, n)) for axis, n in zip(axes, array.grid.shard_shape, strict=True)]
+        for part in itertools.product(*parts):
+            box = tuple(interval for interval, _, _ in part)
+            block = np.empty([b - a for a, b in box], array.dtype)
+            self._decode(array, record, box, block)
+            out[np.ix_(*(numbers_of(at) for _, _, at in part))] = block[np.ix_(*(numbers_of(at) for _, at, _ in part))]
 
     def _confirm(self, start: int, stop: int, error: FormatError | None = None) -> None:
         """After a read of records, make sure that they are still those of this state.

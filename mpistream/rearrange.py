@@ -35,6 +35,8 @@ __all__ = ["Exchange", "Piece", "best_owners", "plan_exchange", "split_piece", "
 _MAX_MESSAGE_NBYTES = 1 << 30
 # Up to this many pairs of rank and target the assignment is exact; its cost grows with the square of the targets.
 _MAX_EXACT_PAIRS = 250_000
+# So many boxes are compared one by one.
+_LEAF = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,19 +158,75 @@ def _sources(grid: ShardGrid, held: Sequence[Sequence[Box]], *, is_shadow: bool)
 
 
 def _without_overlaps(entries: Sequence[tuple[int, int, Box]]) -> list[tuple[int, int, Box]]:
-    """Cut from each box what boxes before it, those of lower ranks, hold already."""
+    """Cut from each box what boxes before it, those of lower ranks, hold already.
+
+    Space is halved until few boxes are left in a part of it; whatever comes behind a box that fills the part has
+    nothing there. Shadows overlap as deep as the dim that is left out is cut, so comparing all pairs would not do.
+    """
     every = np.array([box for _, _, box in entries], dtype=np.int64)
-    kept: list[tuple[int, int, Box]] = []
-    for k, (rank, patch, box) in enumerate(entries):
-        before, mine = every[:k], every[k]
+    which: list[int] = []
+    kept: list[Box] = []
+    stack = [(np.arange(len(every)), every)]
+    while stack:
+        ids, part = stack.pop()
+        space = np.stack((part[:, :, 0].min(axis=0), part[:, :, 1].max(axis=0)), axis=1)
+        fills = np.flatnonzero((part == space).all(axis=(1, 2)))
+        if len(fills):
+            ids, part = ids[: fills[0] + 1], part[: fills[0] + 1]
+        if len(ids) <= _LEAF:
+            for k, box in _few_without_overlaps(part):
+                which.append(int(ids[k]))
+                kept.append(box)
+            continue
+        # All but the last of them end somewhere inside, in some dim.
+        inside = [e[(e > low) & (e < high)] for (low, high), e in zip(space, np.moveaxis(part, 1, 0), strict=True)]
+        dim = max(range(len(inside)), key=lambda d: len(inside[d]))
+        cut = int(np.partition(inside[dim], len(inside[dim]) // 2)[len(inside[dim]) // 2])
+        for low, high in ((int(space[dim, 0]), cut), (cut, int(space[dim, 1]))):
+            there = (part[:, dim, 0] < high) & (part[:, dim, 1] > low)
+            clipped = part[there]
+            np.clip(clipped[:, dim], low, high, out=clipped[:, dim])
+            stack.append((ids[there], clipped))
+    numbers, boxes = _joined(np.array(which, dtype=np.int64), np.array(kept, dtype=np.int64))
+    return [
+        (entries[k][0], entries[k][1], tuple((a, b) for a, b in box))
+        for k, box in zip(numbers.tolist(), boxes.tolist(), strict=True)
+    ]
+
+
+def _few_without_overlaps(part: NDArray[np.int64]) -> list[tuple[int, Box]]:
+    """Cut from each of few boxes what boxes before it hold; return pairs of its number and what is left of it."""
+    boxes: list[Box] = [tuple((a, b) for a, b in box) for box in part.tolist()]
+    kept: list[tuple[int, Box]] = []
+    for k, (box, mine) in enumerate(zip(boxes, part, strict=True)):
+        before = part[:k]
         crosses = ((before[:, :, 0] < mine[:, 1]) & (before[:, :, 1] > mine[:, 0])).all(axis=1)
         rest = [box]
         for other in np.flatnonzero(crosses).tolist():
-            rest = [part for left in rest for part in _minus(left, entries[other][2])]
+            rest = [piece for left in rest for piece in _minus(left, boxes[other])]
             if not rest:
                 break
-        kept += [(rank, patch, part) for part in rest]
+        kept += [(k, piece) for piece in rest]
     return kept
+
+
+def _joined(ids: NDArray[np.int64], boxes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Join disjoint boxes of the same number that touch each other and are together a box, again and again."""
+    n = len(ids) + 1
+    while len(ids) < n:
+        n = len(ids)
+        for dim in range(boxes.shape[1]):
+            across = np.delete(boxes, dim, axis=1).reshape(len(boxes), -1)
+            order = np.lexsort((boxes[:, dim, 0], *across.T, ids))
+            ids, boxes, across = ids[order], boxes[order], across[order]
+            is_next = (ids[1:] == ids[:-1]) & (across[1:] == across[:-1]).all(axis=1)
+            is_next &= boxes[1:, dim, 0] == boxes[:-1, dim, 1]
+            first = np.flatnonzero(np.concatenate(([True], ~is_next)))
+            last = np.concatenate((first[1:], [len(ids)])) - 1
+            stops = boxes[last, dim, 1]
+            ids, boxes = ids[first], boxes[first]
+            boxes[:, dim, 1] = stops
+    return ids, boxes
 
 
 def _minus(box: Box, other: Box) -> list[Box]:

@@ -1,4 +1,4 @@
-"""Which cells a rank owns: `Region`, a mapping dim -> (start, stop)."""
+"""Which cells a rank owns: `Region`, a mapping dim -> (start, stop), and `RegionByVariable`, one of them for each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import numpy as np
 from mpistream.errors import SchemaError
 from mpistream.tiling import Box, Interval, box_n_cells, format_box
 
-__all__ = ["Region", "RegionLike", "as_bound", "box_of_mapping"]
+__all__ = [
+    "AnyRegion",
+    "Region",
+    "RegionByVariable",
+    "RegionLike",
+    "as_bound",
+    "box_of_mapping",
+    "region_from_json",
+    "regions_of",
+]
 
 RegionLike = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
@@ -183,6 +192,13 @@ class Region(Mapping[str, Interval]):
             raise SchemaError(f"{self!r} has {len(self._boxes)} boxes, not 1: go through .boxes", kind="region")
         return self._boxes[0] if self._boxes else ((0, 0),) * len(self._dims)
 
+    def of(self, name: str) -> Region:  # noqa: ARG002 (it is that of every variable)
+        """Return the region of a variable: this one.
+
+        Not collective.
+        """
+        return self
+
     def project(self, dims: Iterable[str]) -> Region:
         """Return the region's shadow on some of its dims, in the order given.
 
@@ -195,7 +211,10 @@ class Region(Mapping[str, Interval]):
 
     def __getitem__(self, dim: str) -> Interval:
         if dim not in self._dims:
-            raise KeyError(dim)
+            raise KeyError(
+                f"{dim!r}: this region is over {', '.join(self._dims) or 'no dims'}; a staggered dim has the start and "
+                "stop of the dim that it follows, and the extra points are with the last cell"
+            )
         return self.box[self._dims.index(dim)]
 
     def __contains__(self, dim: object) -> bool:
@@ -221,6 +240,94 @@ class Region(Mapping[str, Interval]):
         if not self._boxes:
             return f"Region({', '.join(self._dims)}: empty)"
         return f"Region({' + '.join(format_box(self._dims, box) for box in self._boxes)})"
+
+
+class RegionByVariable:
+    """The cells that one rank owns where each variable has a region of its own.
+
+    Immutable and hashable.
+
+    Parameters
+    ----------
+    regions
+        Variable -> its region, over its own partitioned dims at least. What is not named is whole: it is not
+        partitioned.
+    """
+
+    __slots__ = ("_regions",)
+
+    def __init__(self, regions: Mapping[str, Region]) -> None:
+        self._regions = dict(sorted(regions.items()))
+
+    def of(self, name: str) -> Region:
+        """Return the region of a variable.
+
+        Not collective.
+        """
+        return self._regions.get(name, _WHOLE)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no variable has a cell here."""
+        return all(region.is_empty for region in self._regions.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the regions as JSON types; variables of the same region share it.
+
+        Not collective.
+        """
+        # Not by their equality: it is that of the cells, and blocks are passed in the order of the boxes.
+        key = {name: (region.dims, region.boxes) for name, region in self._regions.items()}
+        shared = {k: n for n, k in enumerate(dict.fromkeys(key.values()))}
+        return {
+            "of": {name: shared[k] for name, k in key.items()},
+            "regions": [Region(*k).to_json() for k in shared],
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return self._regions == other._regions if isinstance(other, RegionByVariable) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._regions.items()))
+
+    def __repr__(self) -> str:
+        return f"RegionByVariable({', '.join(f'{name}: {region!r}' for name, region in self._regions.items())})"
+
+
+AnyRegion = Region | RegionByVariable
+_WHOLE = Region((), ((),))
+
+
+def region_from_json(document: Mapping[str, Any]) -> AnyRegion:
+    """Return what `Region.to_json` or `RegionByVariable.to_json` described.
+
+    Not collective.
+    """
+    if "of" not in document:
+        return Region.from_json(document)
+    shared = [Region.from_json(region) for region in document["regions"]]
+    return RegionByVariable({str(name): shared[k] for name, k in document["of"].items()})
+
+
+def regions_of(name: str, regions: Sequence[AnyRegion]) -> list[Region]:
+    """Return each rank's region of an array; all of them are over the same dims.
+
+    Not collective.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``region``: they are not, which only regions that come from a file can be.
+    """
+    found = [region.of(name) for region in regions]
+    for rank, region in enumerate(found):
+        if region.dims != found[0].dims:
+            raise SchemaError(
+                f"array {name!r}: rank {rank} has a region over {region.dims}, rank 0 over {found[0].dims}",
+                kind="region",
+                rank=rank,
+            )
+    return found
 
 
 def _check_dims(dims: Iterable[str], sizes: Mapping[str, int]) -> None:

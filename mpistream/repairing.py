@@ -30,7 +30,7 @@ from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner
 from mpistream.ranges import Ranges, count, inside, members, union
 from mpistream.recovery import SetAside
-from mpistream.resuming import ResumeRequest, StoredTimes, read_manifest
+from mpistream.resuming import ResumeRequest, StoredTimes, no_stream, read_manifest
 from mpistream.staging import StagedObject, Stager
 from mpistream.store import Store, open_store
 from mpistream.token import CommitReceipt
@@ -85,6 +85,8 @@ def repair(
     without MPI too, are fenced: what they have not committed is lost.
     """
     store, chosen = open_store(url), resolve_options(options)
+    if read_manifest(store) is None:
+        raise no_stream(store, "repair")
     request = ResumeRequest(None, at=None, expect_last_t=None)
     # One writer; a look before the claim, so that a call in vain changes nothing.
     request.check(store, [{"region": None, "node": ""}], chosen)

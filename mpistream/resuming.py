@@ -31,7 +31,7 @@ from mpistream.times import TimeLike, date_text, encode_time, is_date
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import GROUP_KEY, Documents, chunk_key, make_documents
 
-__all__ = ["ResumeRequest", "Resumed", "StoredTimes", "read_manifest"]
+__all__ = ["ResumeRequest", "Resumed", "StoredTimes", "no_stream", "read_manifest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,15 @@ def read_manifest(store: Store) -> Manifest | None:
     return None if data is None else Manifest.from_bytes(data)
 
 
+def no_stream(store: Store, what_for: str) -> ResumeError:
+    """Return the error for a place without a manifest.
+
+    Not collective.
+    """
+    what = "was never created whole" if FOLDER in store.list() else "is not a stream"
+    return ResumeError(f"{store.url} {what}; there is nothing to {what_for}", kind="no_store")
+
+
 class ResumeRequest:
     """A call of ``write_resume``.
 
@@ -82,12 +91,14 @@ class ResumeRequest:
         self._at: float | None = None
         self._expect: float | None = None
         self._votes: Sequence[Mapping[str, Any]] = ()
+        # The schema of a store, and what was planned for it and these votes: the second look plans nothing anew.
+        self._planned: tuple[dict[str, Any], EpochState] | None = None
         self.leftovers: list[str] = []
 
-    def digest_parts(self) -> list[Any]:
-        """Return what must be the same on every rank."""
-        times = [date_text(t) if is_date(t) else t for t in self._times.values()]
-        return [None if self._given is None else self._given.to_json(), *times]
+    def arguments(self) -> dict[str, Any]:
+        """Return what must be the same on every rank, as JSON types by name."""
+        times = {name: date_text(t) if is_date(t) else t for name, t in self._times.items()}
+        return {"schema": None if self._given is None else self._given.to_json(), **times}
 
     def check(self, store: Store, votes: Sequence[Mapping[str, Any]], options: Options) -> EpochState:
         """Check the request against the store; nothing is written.
@@ -125,14 +136,18 @@ class ResumeRequest:
                 "start from an older checkpoint, or pass at= to drop records",
                 kind="last_t",
             )
-        self.schema, epoch = settled(manifest.schema, votes, options, manifest.committed)
-        return epoch
+        stored = manifest.schema.to_json()
+        # What is missing of a location series is what is shared out.
+        stored |= {"committed": manifest.committed} if manifest.schema.is_location_series else {}
+        if self._planned is None or self._planned[0] != stored:
+            self.schema, epoch = settled(manifest.schema, votes, options, manifest.committed)
+            self._planned = stored, epoch
+        return self._planned[1]
 
     def _read(self, store: Store) -> Manifest:
         manifest = read_manifest(store)
         if manifest is None:
-            what = "was never created whole" if FOLDER in store.list() else "is not a stream"
-            raise ResumeError(f"{store.url} {what}; there is nothing to resume, use write_open", kind="no_store")
+            raise no_stream(store, "resume, use write_open")
         return manifest
 
     def _cut(self, store: Store, manifest: Manifest) -> tuple[int, float | None, list[float]]:
@@ -161,13 +176,15 @@ class ResumeRequest:
         stager = Stager(store, stage_folder(claimed.epoch, 0), claimed.epoch, threads=0, max_pending_nbytes=1)
         # Once more, behind the fence: between the check and the claim a writer may have committed, or another store
         # may have come in the place of this one; from here on nobody can.
-        before = self.schema
-        agreed, epoch = epoch, self.check(store, self._votes, options)
-        if agreed is not None and agreed.indexed:
-            # What each rank holds of which box was agreed on for that schema.
-            if self.schema.to_json() != before.to_json():
+        before = self._planned
+        found = self.check(store, self._votes, options)
+        if epoch is None:
+            epoch = found
+        elif self._planned is not before:
+            if epoch.indexed:
+                # What each rank holds of which box was agreed on for that schema.
                 raise ResumeError(f"{store.url} was replaced while it was opened; try again", kind="replaced")
-            epoch = agreed
+            epoch = found
         old = self._read(store)
         n_keep, last_t, dropped_times = self._cut(store, old)
         manifest = recover(

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from mpistream.creating import CreateRequest
 from mpistream.epoch import EpochState, Route, Share
 from mpistream.errors import MPIStreamError, SchemaError, StoreError, error_from_json, error_to_json
 from mpistream.fence import fenced
+from mpistream.holding import given_indices, plain_region
 from mpistream.indexing import agree_on_owners, described, owners_answer
 from mpistream.indices import Indices
 from mpistream.lease import node_name
@@ -25,19 +26,22 @@ from mpistream.location_rank_writer import rank_writer_of
 from mpistream.location_writer import writer_class
 from mpistream.manifest import Manifest, nonce_key, stage_folder
 from mpistream.mover import Mover
-from mpistream.opening import Claim, claim, log_plan
+from mpistream.opening import Claim, check_alike, claim, log_plan
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner
 from mpistream.parallel import StreamWriter
 from mpistream.pipeline import pool_of
 from mpistream.plan import Plan, plan_of
-from mpistream.region import Region, RegionLike, as_bound
+from mpistream.region import RegionLike
 from mpistream.resuming import Resumed, ResumeRequest
 from mpistream.schema import StreamSchema
 from mpistream.store import Store, open_store
 from mpistream.times import TimeLike
 
 __all__ = ["open_stream", "write_open", "write_resume"]
+
+# Arguments up to so many characters are shown where they differ.
+_MAX_TEXT = 64
 
 
 def write_open(
@@ -64,8 +68,9 @@ def write_open(
         An mpi4py communicator or a Fortran handle (int); without it this process is the only writer.
     region
         What this rank holds, dim -> (start, stop); a dim left out is whole. A list of such mappings is a region of
-        several boxes. The ranks' regions tile the grid in any way; on every rank or on none, where the grid is split
-        into balanced boxes.
+        several boxes, and `Indices` one of cells in any order. A mapping variable -> region gives each variable one of
+        its own; it names every variable, static and coordinate with partitioned dims that is written by region. The
+        ranks' regions tile the grid in any way; on every rank or on none, where the grid is split into balanced boxes.
     overwrite
         Replace a store or a Zarr group that is there.
     takeover
@@ -154,39 +159,6 @@ def write_resume(
     return open_stream("write_resume", url, request, comm=comm, region=region, takeover=takeover, options=options)
 
 
-def _plain_region(region: RegionLike | None) -> Any:
-    """Return a region as JSON types, box by box; whether it fits is for the owner to say, who knows the dims."""
-    if region is None:
-        return None
-    if isinstance(region, Indices):
-        return {"indices": {dim: int(array.max(initial=-1)) for dim, array in region.items()}}
-    if isinstance(region, Region):
-        return [{dim: list(bounds) for dim, bounds in zip(region.dims, box, strict=True)} for box in region.boxes]
-    boxes = region if isinstance(region, Sequence) and not isinstance(region, str) else [region]
-    return [_plain_box(box) for box in boxes]
-
-
-def _plain_box(box: Any) -> dict[str, list[int | None]]:
-    if not isinstance(box, Mapping):
-        raise SchemaError(f"region {box!r}: give a mapping dim -> (start, stop), or a list of them", kind="region")
-    plain = {}
-    for dim, bounds in box.items():
-        try:
-            if isinstance(bounds, slice):
-                if bounds.step not in (None, 1):
-                    raise ValueError(bounds.step)
-                bounds = bounds.start, bounds.stop
-                plain[str(dim)] = [None if n is None else as_bound(n) for n in bounds]
-            else:
-                start, stop = bounds
-                plain[str(dim)] = [as_bound(start), as_bound(stop)]
-        except (TypeError, ValueError) as error:
-            raise SchemaError(
-                f"region {box!r}: bounds {bounds!r} of dim {dim!r}; give (start, stop), two integers", kind="region"
-            ) from error
-    return plain
-
-
 def open_stream(
     operation: str,
     url: str | os.PathLike[str],
@@ -210,8 +182,8 @@ def open_stream(
             url=str(url),
             store=open_store(url),
             request=make_request(),
-            region=_plain_region(region),
-            indices=region if isinstance(region, Indices) else None,
+            region=plain_region(region),
+            indices=given_indices(region),
             takeover=takeover,
             options=chosen,
         )
@@ -240,14 +212,19 @@ class _Call:
     request: CreateRequest | ResumeRequest
     region: Any
     """As JSON types."""
-    indices: Indices | None
+    indices: Indices | Mapping[str, Indices] | None
     takeover: bool
     options: Options
 
-    def digest(self) -> str:
-        """Return the digest of what must be the same on every rank."""
-        parts = [self.url, self.request.digest_parts(), self.takeover, self.options.to_json()]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    def arguments(self) -> dict[str, str]:
+        """Return by name what must be the same on every rank: what is short as its text, what is not as a digest."""
+        options = {f"Options.{name}": value for name, value in self.options.to_json().items()}
+        every = {"url": self.url, **self.request.arguments(), "takeover": self.takeover, **options}
+        texts = {name: json.dumps(value, sort_keys=True) for name, value in every.items()}
+        return {
+            name: text if len(text) <= _MAX_TEXT else hashlib.sha256(text.encode()).hexdigest()
+            for name, text in texts.items()
+        }
 
 
 def _open_on(channel: Channel, call: _Call) -> StreamWriter:
@@ -256,8 +233,12 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
     try:
         plan = channel.exchange(
             call.operation,
-            digest=call.digest(),
-            payload={"region": call.region, "node": node_name(), "cores": cores_of_this_process()},
+            payload={
+                "arguments": call.arguments(),
+                "region": call.region,
+                "node": node_name(),
+                "cores": cores_of_this_process(),
+            },
             answer=None if session is None else session.check,
         )
         routes, wrong = _routes(channel, call, plan, session)
@@ -307,7 +288,7 @@ def _routes(
     channel: Channel, call: _Call, plan: Any, session: _OwnerSession | None
 ) -> tuple[Mapping[str, tuple[Route, ...]], MPIStreamError | None]:
     """Agree on who writes what ranks with indices hold; return this rank's routes, and what is wrong with them."""
-    if call.indices is None:
+    if plan is None:
         return {}, None
     try:
         return agree_on_owners(channel, call.indices, plan, None if session is None else session.assign)
@@ -342,6 +323,7 @@ class _OwnerSession:
     """What rank 0 does between the agreements of an opening."""
 
     def __init__(self, call: _Call) -> None:
+        self._operation = call.operation
         self._store = call.store
         self._request = call.request
         self._options = call.options
@@ -354,6 +336,7 @@ class _OwnerSession:
         self.owner: Owner | None = None
 
     def check(self, votes: list[Any]) -> list[Any]:
+        check_alike(self._operation, votes)
         self._nodes = [vote["node"] for vote in votes]
         self._cores = cores_per_rank([(vote["node"], vote["cores"]) for vote in votes])
         self._epoch = self._request.check(self._store, votes, self._options)
@@ -392,7 +375,8 @@ class _OwnerSession:
             else {name: getattr(resumed, name) for name in Resumed.__dataclass_fields__},
         }
         assert self.owner.epoch is not None
-        self.plan = plan_of(self.owner.manifest.schema, self.owner.epoch, self._nodes)
+        writers = self._options.writers
+        self.plan = plan_of(self.owner.manifest.schema, self.owner.epoch, self._nodes, writers=writers)
         log_plan(self._store, self.plan)
         return [{**common, "share": share.to_json()} for share in self.owner.epoch.shares()]
 

@@ -15,7 +15,7 @@ import numpy as np
 from mpistream.errors import FormatError
 from mpistream.manifest import Manifest
 from mpistream.ranges import Ranges, count
-from mpistream.region import Region
+from mpistream.region import AnyRegion, region_from_json
 
 __all__ = ["CommitReceipt", "CommitToken", "times_sha256"]
 
@@ -64,7 +64,7 @@ class CommitToken:
     n_blobs: int
     n_packs: int
     """Packs of blobs in place, 0 or 1."""
-    region: Region
+    region: AnyRegion
     n_objects: int
     nbytes: int
     """Bytes on disk."""
@@ -139,7 +139,7 @@ class CommitToken:
                 last_t=None if document["last_t"] is None else _number(document["last_t"]),
                 n_cells={str(k): operator.index(n) for k, n in document["n_cells"].items()},
                 statics={str(k): operator.index(n) for k, n in document["statics"].items()},
-                region=Region.from_json(document["region"]),
+                region=region_from_json(document["region"]),
                 times=None if document["times"] is None else tuple(_number(t) for t in document["times"]),
                 failure=None if document["failure"] is None else {k: document["failure"][k] for k in _FAILURE},
             )

@@ -21,7 +21,7 @@ LAYERS = """
     zarr3.codecs  zarr3.shard  zarr3.splice
     description  region  grid  indices  rearrange  arrays  cf  schema
     locations
-    layout  manifest  blobs  node
+    layout  manifest  blobs  node  holding
     zarr3.metadata  zarr3.snapshot  zarr3.document
     array_reader  foreign
     token  epoch  decomposition  plan  commit
@@ -52,6 +52,7 @@ PURE = {
     "epoch",
     "errors",
     "grid",
+    "holding",
     "indices",
     "layout",
     "locations",

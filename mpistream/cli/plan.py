@@ -64,7 +64,7 @@ def plan(
         options = Options(writers=int(writers) if writers.isdecimal() else writers)
         names = [str(rank * nodes // ranks) for rank in range(ranks)]
         settled = settle(_schema_of(schema), None, names, writers=options.writers, rearrange=options.rearrange)
-        found = plan_of(*settled, names)
+        found = plan_of(*settled, names, writers=options.writers)
     except MPIStreamError as error:
         raise failed(error) from None
     if as_json:

@@ -18,7 +18,7 @@ import mpistream.lease
 import mpistream.parallel
 import mpistream.resuming
 import mpistream.session
-from mpistream.layout import decompose, resolve_layout
+from mpistream.layout import resolve_layout, shard_regions
 from mpistream.manifest import Manifest
 from mpistream.memory_store import MemoryStore
 from mpistream.token import CommitReceipt
@@ -110,7 +110,7 @@ class Crew:
         self.regions: list[ms.Region] | None = None
         if draw.random() < 0.3:
             # Given by the ranks, in another order than that of the grid.
-            self.regions = draw.sample(decompose(resolve_layout(shape.schema, size), size), size)
+            self.regions = draw.sample(shard_regions(resolve_layout(shape.schema, size), size), size)
         bound = draw.choice([None, None, 200])
         self.options = ms.Options(
             writers="all",

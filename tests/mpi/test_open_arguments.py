@@ -192,6 +192,22 @@ def test_arguments_that_differ_on_one_rank_are_refused_on_all(
     assert error.rank is not None
     assert (error.rank > 0) if odd == "first" else (error.rank == comm.size - 1)
     assert f"rank {error.rank}" in str(error)
+    names = {"layout": "schema", "options": "Options.durability", "timeout": "Options.timeout"}
+    assert f"write_open: {names.get(what, what)} " in str(error)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_differs_is_named_with_all_ranks(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    """Each argument by name, with both values where they are short, and the ranks that differ from rank 0."""
+    chosen = OPTIONS if comm.rank == 0 else options(timeout=25)
+    schema = PLANE.schema(shard_shape=SHARD, attrs={"title": "other"}) if comm.rank == 1 else _schema()
+    error = _refused(comm, mpi_tmp_path, lambda url: ms.write_open(url, schema, comm=comm, options=chosen))
+    others = ", ".join(map(str, range(1, comm.size)))
+    assert str(error) == (
+        f"write_open: schema of rank 1 is not rank 0's; Options.timeout is 25 on rank {others}, "
+        f"{OPTIONS.timeout} on rank 0; give every rank the same arguments"
+    )
+    assert error.rank == 1
 
 
 @pytest.mark.mpi(min_size=2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,6 +147,89 @@ def test_a_rank_of_several_boxes_passes_a_list(comm: MPI.Intracomm, mpi_tmp_path
         assert f"{len(range(0, 8, comm.size)) * 2 + 1} blocks" in str(error)
         w.write_record(time_of(2), {"u": blocks("u", 2)})
     on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", PLANE, [0, 0, 0]))
+
+
+LAND_AND_SEA = ms.StreamSchema(
+    dims={"time": None, "y": 6, "x": 9, "cell": 10},
+    time=ms.AppendTime(units="s since 2000-01-01"),
+    variables={
+        "temperature": ms.Variable(("time", "y", "x"), "float32"),
+        "runoff": ms.Variable(("time", "cell"), "int32"),
+    },
+    statics={"area": ms.Variable(("cell",), "int32"), "lat": ms.Variable(("y",), "int32")},
+)
+
+
+def test_each_variable_may_have_a_region_of_its_own(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    """Rows of one, cells of another; and a resume may go on with any others, or with one for all."""
+    url = mpi_tmp_path / "s"
+    temperature, area = np.arange(54, dtype="float32").reshape(6, 9), np.arange(10, dtype="int32") * 7
+    rows = {"y": (comm.rank * 6 // comm.size, (comm.rank + 1) * 6 // comm.size)}
+    cells = np.arange(10)[::-1][comm.rank :: comm.size]
+    numbers = ms.Indices({"cell": cells})
+    held = {"temperature": rows, "lat": rows, "runoff": numbers, "area": numbers}
+    with ms.write_open(url, LAND_AND_SEA, comm=comm, region=held, options=options()) as w:
+        assert sum(map(math.prod, w.shapes_of("temperature"))) == (rows["y"][1] - rows["y"][0]) * 9
+        assert w.shape_of("runoff") == (len(cells),)
+        assert (w.region_of("area"), w.indices) == (numbers, None)
+        assert isinstance(lat := w.region_of("lat"), ms.Region)
+        assert lat["y"][1] - lat["y"][0] == w.shape_of("lat")[0]
+        with pytest.raises(ms.ProtocolError, match=r"see w.region_of"):
+            w.region  # noqa: B018 (a property)
+        w.write_static("area", area[cells])
+        rank_lat: Any = np.arange(*rows["y"], dtype="int32")
+        w.write_static("lat", rank_lat if len(rank_lat) else {})
+        for k in range(2):
+            own = w.region_of("temperature")
+            assert isinstance(own, ms.Region)
+            w.write_record(k, {"temperature": temperature[slice(*own["y"])] + k, "runoff": area[cells] + k})
+    part = (comm.rank * 10 // comm.size, (comm.rank + 1) * 10 // comm.size)
+    columns = [{"x": (k, k + 1)} for k in range(comm.rank, 9, comm.size)]
+    other = {**held, "temperature": columns, "runoff": {"cell": part}}
+    with ms.write_resume(url, comm=comm, region=other, options=options()) as w:
+        blocks = [temperature[:, k : k + 1] + 2 for k in range(comm.rank, 9, comm.size)]
+        w.write_record(2, {"temperature": blocks, "runoff": area[slice(*part)] + 2})
+    with ms.write_resume(url, comm=comm, options=options()) as w:
+        y, x = (slice(*w.region[d]) for d in ("y", "x"))
+        w.write_record(3, {"temperature": temperature[y, x] + 3, "runoff": area[slice(*w.region["cell"])] + 3})
+
+    def compare() -> None:
+        reader = ms.open_reader(url)
+        for k in range(4):
+            np.testing.assert_array_equal(reader.read_record("temperature", k), temperature + k)
+            np.testing.assert_array_equal(reader.read_record("runoff", k), area + k)
+        np.testing.assert_array_equal(reader.read_static("area"), area)
+        np.testing.assert_array_equal(reader.read_static("lat"), np.arange(6))
+
+    on_root(comm, compare)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("first_row", "kind", "words"),
+    [
+        (1, "hole", r"array 'temperature': none .* owns y\[0:1\] x\[0:9\]"),
+        (0, "overlap", r"'runoff': cell\[3\] stands in"),
+    ],
+)
+def test_regions_of_variables_are_proven_one_by_one(
+    comm: MPI.Intracomm, mpi_tmp_path: Path, first_row: int, kind: str, words: str
+) -> None:
+    """A hole in the boxes of one, a cell twice in the lists of another: it is named, and nothing is written."""
+    start, stop = comm.rank * 6 // comm.size, (comm.rank + 1) * 6 // comm.size
+    held = {
+        "lat": {"y": (start, stop)},
+        "temperature": {"y": (min(max(start, first_row), stop), stop)},
+        "area": {"cell": (0, 10) if comm.rank == 0 else (0, 0)},
+        "runoff": ms.Indices({"cell": range(10) if comm.rank == 0 else [3]}),
+    }
+    error = error_on_all(
+        comm, lambda: ms.write_open(mpi_tmp_path / "s", LAND_AND_SEA, comm=comm, region=held, options=options())
+    )
+    assert isinstance(error, ms.TilingError)
+    assert error.kind == kind
+    assert re.search(words, str(error)), str(error)
+    assert not tree(mpi_tmp_path / "s" / ".mpistream")
 
 
 # ---- refused at open ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 import mpistream as ms
 from mpistream.names import DTYPES
-from mpistream.tiling import Box, box_n_cells
+from mpistream.tiling import Box, Interval, box_n_cells
 from tests.support.scene import Scene, time_of
 
 __all__ = ["Decomposed", "deal", "objects_of", "spoil", "tile"]
@@ -54,6 +55,17 @@ def objects_of(root: str | os.PathLike[str]) -> dict[str, bytes]:
     return {str(k): p.read_bytes() for p in paths if (k := p.relative_to(root)).parts[0] != ".mpistream"}
 
 
+@dataclass(frozen=True)
+class _Held:
+    """What each rank holds of an array: boxes, or cells of a dim."""
+
+    boxes: list[list[dict[str, Interval]]] | None
+    cells: list[dict[str, list[int]]] | None
+
+    def region(self, rank: int) -> Any:
+        return ms.Indices(self.cells[rank]) if self.cells is not None else self.boxes[rank] if self.boxes else []
+
+
 class Decomposed:
     """A stream, what each of some ranks holds of it, and the calls of each rank, all drawn from a seed.
 
@@ -63,9 +75,11 @@ class Decomposed:
         Everything but the number of ranks comes from it.
     n_ranks
         How many there are.
+    by_variable
+        Whether each array has a region of its own: boxes over its own dims or over all, or cells; some share theirs.
     """
 
-    def __init__(self, seed: int, n_ranks: int) -> None:
+    def __init__(self, seed: int, n_ranks: int, *, by_variable: bool = False) -> None:
         rng = random.Random(seed)
         dims = _NAMES[-rng.randint(1, 4) :]
         self.sizes = {d: rng.randint(1, 13 if len(dims) < 3 else 5) for d in dims}
@@ -104,6 +118,33 @@ class Decomposed:
         self.commits = [rng.random() < 0.4 for _ in range(N_RECORDS)]
         self.order = rng.choice([None, rng.sample(range(N_RECORDS), N_RECORDS)])
         self.seed = seed
+        # Array -> what each rank holds of it: boxes over some dims, or cells of one.
+        self.own: dict[str, _Held] = {}
+        if by_variable:
+            rng = random.Random(f"{seed} by variable")
+            for name in (*self.scene.variables, *self.scene.region_statics):
+                base = [d for d in dict.fromkeys(d.replace("x_face", "x") for d in self._dims(name)) if d in self.sizes]
+                if not base:
+                    continue
+                kind = rng.choice(["boxes", "boxes", "cells", "all dims", "shared"])
+                if kind == "cells":
+                    self.own[name] = _Held(None, _deal_indices(rng, {d: self.sizes[d] for d in base}, n_ranks))
+                elif kind == "boxes":
+                    boxes = tile(rng, [self.sizes[d] for d in base], rng.randint(1, 10))
+                    held = deal(rng, boxes, n_ranks)
+                    self.own[name] = _Held([[dict(zip(base, b, strict=True)) for b in mine] for mine in held], None)
+                elif kind == "all dims" or not self.own:
+                    self.own[name] = _Held(self._boxes(), None)
+                else:
+                    like = rng.choice(list(self.own))
+                    is_alike = sorted(self._dims(like)) == sorted(self._dims(name))
+                    self.own[name] = self.own[like] if is_alike else _Held(self._boxes(), None)
+
+    def _dims(self, name: str) -> list[str]:
+        return {**self.scene.variables, **self.scene.statics, **self.scene.coords}[name][0].split()
+
+    def _boxes(self) -> list[list[dict[str, Interval]]]:
+        return [[dict(zip(self.sizes, box, strict=True)) for box in held] for held in self.held]
 
     def schema(self) -> ms.StreamSchema:
         """Return the schema; with a fixed time dim if the records come in an order of their own."""
@@ -124,6 +165,9 @@ class Decomposed:
 
     def region(self, rank: int) -> Any:
         """Return what a rank passes as its region."""
+        if self.own:
+            made = {id(held): held.region(rank) for held in self.own.values()}
+            return {name: made[id(held)] for name, held in self.own.items()}
         if self.indices is not None:
             return ms.Indices(self.indices[rank])
         return [dict(zip(self.sizes, box, strict=True)) for box in self.held[rank]]
@@ -163,17 +207,21 @@ class Decomposed:
 
     def _blocks(self, name: str, rank: int | None, record: int, rng: random.Random) -> list[Any]:
         """Return a rank's blocks of a whole array, each in a form of its own."""
-        dims = {**self.scene.variables, **self.scene.statics, **self.scene.coords}[name][0].split()
+        dims = self._dims(name)
         whole = np.array(self.scene.whole(name, record))
-        if rank is not None and self.indices is not None:
+        held = self.own.get(name, _Held(None if self.indices else self._boxes(), self.indices))
+        if rank is not None and held.cells is not None:
             for axis, dim in enumerate(dims):
-                if dim in self.indices[rank]:
-                    whole = whole.take(self.indices[rank][dim], axis)
+                if (base := dim.replace("x_face", "x")) in held.cells[rank]:
+                    cells = held.cells[rank][base]
+                    if dim == "x_face" and self.sizes["x"] - 1 in cells:
+                        cells = [*cells, *range(self.sizes["x"], self.sizes["x"] + self.n_extra)]
+                    whole = whole.take(cells, axis)
             return [_formed(whole, rng)]
         if rank is None or not any(d in self.sizes or d == "x_face" for d in dims):
             return [whole]
-        none = ((0, 0),) * len(self.sizes)
-        regions = [dict(zip(self.sizes, box, strict=True)) for box in self.held[rank] or [none]]
+        assert held.boxes is not None
+        regions = held.boxes[rank] or [dict.fromkeys(self.sizes, (0, 0))]
         return [_formed(whole[tuple(self._slice(region, dim) for dim in dims)], rng) for region in regions]
 
     def _slice(self, region: dict[str, tuple[int, int]], dim: str) -> slice:

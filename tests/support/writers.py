@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import mpistream as ms
 from mpistream.commit import decide
 from mpistream.epoch import EpochState, prove_epoch
-from mpistream.layout import decompose
+from mpistream.layout import shard_regions
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.rank_writer import RankWriter
 from mpistream.rows import encode_whole
@@ -50,7 +50,7 @@ class Crew:
     ) -> None:
         self.schema = schema
         self.store = store or ScriptedStore()
-        self.epoch: EpochState = prove_epoch(schema, regions or decompose(schema, n_writers))
+        self.epoch: EpochState = prove_epoch(schema, regions or shard_regions(schema, n_writers))
         self.manifest = manifest or Manifest.first(
             store_id="store", run_id="run", epoch=1, schema=schema, layout_digest="d"
         )
@@ -79,7 +79,8 @@ class Crew:
             if not array.shape:
                 found[name] = whole
                 continue
-            box = [writer.region.get(d, (0, n)) for d, n in zip(array.space_dims, array.shape, strict=True)]
+            region = writer.region.of(name)
+            box = [region.get(d, (0, n)) for d, n in zip(array.space_dims, array.shape, strict=True)]
             found[name] = np.asarray(whole)[tuple(slice(a, b) for a, b in box)]
         return found
 

@@ -521,7 +521,9 @@ def test_dates_broadcast_into_all_blocks_of_a_rank() -> None:
     assert all((b == date).all() for b in found)
 
 
-@pytest.mark.parametrize(("value", "shape"), [([np.zeros((1, 4))], (1, 4)), ([[0.0, 0.0]], (1, 2)), ([], (0, 0))])
+@pytest.mark.parametrize(
+    ("value", "shape"), [([np.zeros((1, 4))], (1, 4)), ([[0.0, 0.0]], (1, 2)), ([], (0, 0)), ({}, (0, 4))]
+)
 def test_a_rank_of_one_box_or_none_may_pass_a_list_too(value, shape) -> None:
     """As it would with several; a nested list is still a block."""
     assert [b.shape for b in check_blocks("t", value, [shape], F4)] == [shape]

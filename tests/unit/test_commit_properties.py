@@ -12,7 +12,7 @@ import mpistream as ms
 from mpistream.commit import decide, next_manifest
 from mpistream.epoch import EpochState, prove_epoch
 from mpistream.errors import StoreError, error_to_json
-from mpistream.layout import decompose, resolve_layout
+from mpistream.layout import resolve_layout, shard_regions
 from mpistream.manifest import Manifest, add_times
 from mpistream.ranges import Ranges, members, ranges_of
 from mpistream.region import Region
@@ -53,7 +53,7 @@ def epochs(draw: st.DrawFn) -> Case:
     )
     n_writers = draw(st.integers(1, 6))
     schema = resolve_layout(schema, n_writers)
-    epoch = prove_epoch(schema, decompose(schema, n_writers))
+    epoch = prove_epoch(schema, shard_regions(schema, n_writers))
     if is_indexed:
         order = draw(st.permutations(range(N_TOTAL)))
         n_old, n_new = draw(st.integers(0, 4)), draw(st.integers(0, 4))

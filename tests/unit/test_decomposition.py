@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import mpistream as ms
-from mpistream.decomposition import settle, settle_indexed
+from mpistream.decomposition import decompose, settle, settle_indexed
 from mpistream.errors import AlignmentError, TilingError
 from mpistream.region import Region
 from mpistream.tiling import box_n_cells
@@ -72,8 +72,21 @@ def test_more_ranks_than_shards_hold_their_part() -> None:
     """Of one given shard each of three ranks holds a third, though one writes it."""
     schema = stream({"x": 12}, shard_shape={"time": 1, "x": 12}, chunk_shape={"time": 1, "x": 12})
     _, epoch = settle(schema, None, ["n"] * 3, writers="auto", rearrange="auto")
-    assert [r.box for r in epoch.regions] == [((0, 4),), ((4, 8),), ((8, 12),)]
+    assert [r.of("u").box for r in epoch.regions] == [((0, 4),), ((4, 8),), ((8, 12),)]
     assert [bool(boxes) for boxes in epoch.boxes["u"]].count(True) == 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "schema",
+    [GIVEN, OPEN, LARGE, stream({"x": 12}, shard_shape={"x": 12}), stream({"y": 500, "x": 4}, shard_shape={"y": 128})],
+)
+def test_decompose_gives_the_regions_that_an_opening_would_choose(schema: ms.StreamSchema, n: int) -> None:
+    """Also where there are fewer shards than ranks, and where the nodes decide."""
+    for nodes in (["n"] * n, [str(rank) for rank in range(n)]):
+        chosen = settle(schema, None, nodes, writers="auto", rearrange="auto")[1].regions
+        assert decompose(schema, n, nodes=nodes) == list(chosen)
+    assert decompose(stream({"x": 12}, shard_shape={"x": 12}), 3) == columns(0, 4, 8, 12)
 
 
 def test_each_node_has_a_writer() -> None:
@@ -134,7 +147,9 @@ def test_what_does_not_tile_is_refused_in_any_case(edges, kind, rearrange) -> No
 def test_indices_are_written_by_as_many_ranks() -> None:
     """The layout is chosen for them as if they were boxes; who writes what is to be agreed on."""
     for writers, n_objects in (("all", 3), (2, 2), ("node", 1), ("auto", 1)):
-        resolved, epoch = settle_indexed(OPEN, ["x"], ["n"] * 3, writers=writers)
+        resolved, epoch = settle_indexed(
+            OPEN, [Region.empty(("x",))] * 3, {"u": ("x",)}, {"u": 0}, ["n"] * 3, writers=writers
+        )
         assert resolved.arrays["u"].grid.n_shards == n_objects
         assert len(epoch.indexed["u"]) == n_objects
         assert epoch.boxes == {}

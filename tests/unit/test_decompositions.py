@@ -68,6 +68,13 @@ def test_any_decomposition_gives_the_bytes_of_one_rank(tmp_path, seed) -> None:
     assert_as_serial(tmp_path, Decomposed(seed, n_ranks), n_ranks)
 
 
+@pytest.mark.parametrize("seed", range(200, 214))
+def test_each_variable_may_have_a_region_of_its_own(tmp_path, seed) -> None:
+    """Boxes over its own dims, or over more than those, or cells, in any mixture."""
+    n_ranks = seed % 7 + 1
+    assert_as_serial(tmp_path, Decomposed(seed, n_ranks, by_variable=True), n_ranks)
+
+
 @pytest.mark.parametrize("seed", range(100, 104))
 def test_pieces_beyond_a_message_travel_in_parts(tmp_path, monkeypatch, seed) -> None:
     """As they do beyond a gibibyte; here a message has 64 bytes."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import mpistream as ms
 from mpistream.epoch import Route, Share, indexed_epoch, prove_epoch, prove_rearranged
 from mpistream.errors import AlignmentError, TilingError
-from mpistream.layout import decompose
+from mpistream.layout import shard_regions
 from mpistream.region import Region
 from tests.support.boxes import painted
 from tests.support.streams import SIZES, resolved
@@ -34,6 +34,7 @@ SCHEMA = resolved(
 LEFT = Region.of_box(DIMS, ((0, 8), (0, 3)))
 RIGHT = Region.of_box(DIMS, ((0, 8), (3, 6)))
 NONE = Region.empty(DIMS)
+SHARDED = [name for name, array in SCHEMA.arrays.items() if array.is_sharded]
 
 
 def test_cells_are_counted_per_array_and_writer() -> None:
@@ -90,7 +91,7 @@ def test_regions_that_do_not_tile_make_no_epoch(regions, error, message) -> None
 @given(st.integers(1, 12))
 def test_every_cell_has_one_writer(n_writers) -> None:
     """I4: shares of an epoch are disjoint, and their cells add up to the array's."""
-    epoch = prove_epoch(SCHEMA, decompose(SCHEMA, n_writers))
+    epoch = prove_epoch(SCHEMA, shard_regions(SCHEMA, n_writers))
     shares = [epoch.shares()[w] for w in range(n_writers)]
     for name in epoch.boxes:
         array = SCHEMA.arrays[name]
@@ -171,7 +172,7 @@ def test_what_is_aligned_does_not_move() -> None:
 
 def test_an_epoch_of_indices_gets_its_owners_later() -> None:
     """The boxes are there; who writes which is said when it is known, and an array without indices is rank 0's."""
-    epoch = indexed_epoch(SCHEMA, 3, ["y"], 2)
+    epoch = indexed_epoch(SCHEMA, [NONE] * 3, dict.fromkeys(SHARDED, ("y",)), dict.fromkeys(SHARDED, 0), 2)
     assert epoch.indexed["temperature"] == (((0, 4), (0, 6)), ((4, 8), (0, 6)))
     assert epoch.indexed["rows"] == (((0, 4),), ((4, 8),))
     assert epoch.layout_regions is None
@@ -179,15 +180,17 @@ def test_an_epoch_of_indices_gets_its_owners_later() -> None:
         name for name, a in SCHEMA.arrays.items() if a.is_sharded and "y" in a.dims
     }
     owners = {name: [2, 0][: len(boxes)] for name, boxes in epoch.indexed.items()}
-    known = epoch.with_owners(SCHEMA, owners)
+    known = epoch.with_owners(SCHEMA, owners, {"temperature": 24})
     assert known.boxes["temperature"] == [(((4, 8), (0, 6)),), (), (((0, 4), (0, 6)),)]
     assert known.n_cells["temperature"] == (24, 0, 24)
+    assert [known.n_moved_cells(name) for name in ("temperature", "rows")] == [24, 0]
+    assert known.is_rearranged("temperature")
     assert known.n_cells["energy"] == (1, 0, 0)
     # What has no indexed dim is rank 0's, which holds it, too.
     with_y = {name for name, array in SCHEMA.arrays.items() if array.is_sharded and "y" in array.dims}
     assert set(known.shares()[2].moving) == with_y
     assert with_y < set(epoch.indexed)
-    assert len(indexed_epoch(SCHEMA, 1, ["y"], 2).indexed["temperature"]) == 1
+    assert len(indexed_epoch(SCHEMA, [NONE], dict.fromkeys(SHARDED, ("y",)), {}, 2).indexed["temperature"]) == 1
 
 
 def test_a_share_with_indices_holds_its_own_numbers() -> None:
@@ -202,6 +205,6 @@ def test_a_share_with_indices_holds_its_own_numbers() -> None:
         indices=indices,
         routes={"temperature": (here, there), "rows": (there,)},
     )
-    assert share.held_boxes(SCHEMA.arrays["temperature"].grid, DIMS) == [((0, 3), (0, 6))]
-    assert share.held_boxes(SCHEMA.arrays["rows"].grid, DIMS) == [((0, 3),)]
+    assert share.held_boxes(SCHEMA.arrays["temperature"].grid) == [((0, 3), (0, 6))]
+    assert share.held_boxes(SCHEMA.arrays["rows"].grid) == [((0, 3),)]
     assert (share.holds("temperature"), share.holds("rows")) == (True, False)

@@ -17,6 +17,7 @@ from mpistream.indices import (
     axis_lengths,
     crossing,
     numbers_of,
+    parts_of,
     prove_coverage,
     selected_shape,
 )
@@ -138,3 +139,15 @@ def test_several_lists_make_a_grid() -> None:
     prove_coverage(grid, box, ["y", "x"], halves)
     with pytest.raises(TilingError, match=r"no rank's indices contain y\[2\] x\[1\], and 1 more cells of 2x2"):
         prove_coverage(grid, box, ["y", "x"], halves[:1])
+
+
+def test_cells_of_an_axis_shard_by_shard() -> None:
+    """A range is cut at the edges of shards; a list is sorted by shard, whatever its order; nothing is in none."""
+    assert list(parts_of((3, 9), 4)) == [
+        ((3, 4), slice(0, 1), slice(0, 1)),
+        ((4, 8), slice(0, 4), slice(1, 5)),
+        ((8, 9), slice(0, 1), slice(5, 6)),
+    ]
+    found = [(interval, *map(list, map(numbers_of, at))) for interval, *at in parts_of(np.array([9, 1, 8, 1, 3]), 4)]
+    assert found == [((1, 4), [0, 0, 2], [1, 3, 4]), ((8, 10), [1, 0], [0, 2])]
+    assert list(parts_of(np.array([], np.int64), 4)) == []

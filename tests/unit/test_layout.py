@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import mpistream as ms
 from mpistream import layout
 from mpistream.errors import AlignmentError, SchemaError, TilingError
-from mpistream.layout import assign_writers, decompose, resolve_layout, suggest_layout
+from mpistream.layout import assign_writers, resolve_layout, shard_regions, suggest_layout
 from mpistream.plan import plan
 from mpistream.region import Region
 from tests.support.boxes import painted
@@ -139,7 +139,7 @@ def test_a_stream_of_series_has_statics_for_its_grid() -> None:
     assert shapes_of(resolve_layout(schema, 2), "topography") == ((4, 6), (4, 6))
     schema = make_schema(variables=series, statics={}, coords={})
     assert schema.is_resolved
-    assert decompose(schema, 3) == [Region.whole((), {})] * 3
+    assert shard_regions(schema, 3) == [Region.whole((), {})] * 3
 
 
 def test_the_bounds_of_time_decide_nothing() -> None:
@@ -153,7 +153,7 @@ def test_the_bounds_of_time_decide_nothing() -> None:
     found = resolve_layout(schema, 2)
     assert shapes_of(found, "topography") == ((4, 6), (4, 6))
     assert shapes_of(found, "ends") == ((1, 2), (1, 2))
-    assert [dict(r) for r in decompose(schema, 2)] == [{"y": (0, 4), "x": (0, 6)}, {"y": (4, 8), "x": (0, 6)}]
+    assert [dict(r) for r in shard_regions(schema, 2)] == [{"y": (0, 4), "x": (0, 6)}, {"y": (4, 8), "x": (0, 6)}]
 
 
 # ---- given regions -----------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_every_array_is_cut_to_sensible_objects(dims, variables, statics, n_writ
         itemsize = found.arrays[name].dtype.itemsize
         assert itemsize * math.prod(chunk) <= MIB
         assert itemsize * math.prod(shard) < 256 * MIB
-    assign_writers(found, decompose(schema, n_writers))
+    assign_writers(found, shard_regions(schema, n_writers))
 
 
 # ---- what ranks write --------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ def check_tiling(schema: ms.StreamSchema, regions: list[Region]) -> None:
 def test_the_default_decomposition_tiles_every_array(schema, n_writers) -> None:
     """Whatever arrays and lengths: each cell has one writer, each region is a box of the partitioned dims."""
     with small_limits():
-        regions = decompose(schema, n_writers)
+        regions = shard_regions(schema, n_writers)
         check_tiling(resolve_layout(schema, n_writers), regions)
     assert len(regions) == n_writers
     sizes = schema.partitioned_sizes
@@ -352,7 +352,7 @@ def test_the_default_decomposition_tiles_every_array(schema, n_writers) -> None:
 def test_what_decompose_gives_is_accepted_as_given(schema, n_writers) -> None:
     """A caller may ask for the regions first and hand them in."""
     with small_limits():
-        regions = decompose(schema, n_writers)
+        regions = shard_regions(schema, n_writers)
         check_tiling(resolve_layout(schema, n_writers, regions), regions)
         plan(schema, regions)
 
@@ -360,16 +360,16 @@ def test_what_decompose_gives_is_accepted_as_given(schema, n_writers) -> None:
 def test_regions_of_a_large_grid_are_accepted_as_given() -> None:
     """110 objects of 62 MiB for 7 writers are no file explosion."""
     schema = stream({"z": 3407, "y": 272, "x": 1928})
-    regions = decompose(schema, 7)
+    regions = shard_regions(schema, 7)
     found = plan(schema, regions)
     assert (found.n_objects_per_record, found.n_writers) == (110, 7)
 
 
 def test_regions_are_balanced_and_the_last_may_be_empty() -> None:
     """With more ranks than shards some have nothing; the others differ by one shard at most."""
-    regions = decompose(stream({"x": 10}, shard_shape={"x": 3}), 6)
+    regions = shard_regions(stream({"x": 10}, shard_shape={"x": 3}), 6)
     assert [r.box for r in regions] == [((0, 3),), ((3, 6),), ((6, 9),), ((9, 10),), ((0, 0),), ((0, 0),)]
-    regions = decompose(stream({"y": 12, "x": 10}, shard_shape={"y": 2, "x": 5}), 4)
+    regions = shard_regions(stream({"y": 12, "x": 10}, shard_shape={"y": 2, "x": 5}), 4)
     assert [r.box for r in regions] == [((a, a + 6), (b, b + 5)) for a in (0, 6) for b in (0, 5)]
 
 
@@ -383,7 +383,7 @@ def test_regions_lie_on_the_edges_of_all_arrays() -> None:
             "b": ms.Variable(("time", "x"), "f4", shard_shape={"x": 6}),
         },
     )
-    assert [r.box for r in decompose(schema, 2)] == [((0, 12),), ((12, 30),)]
+    assert [r.box for r in shard_regions(schema, 2)] == [((0, 12),), ((12, 30),)]
 
 
 # ---- staggered dims ----------------------------------------------------------------------------------
@@ -405,7 +405,7 @@ def test_faces_are_split_as_the_cells_are() -> None:
         3,
     )
     assert [a.resolved_shard_shape for a in schema.arrays.values()] == [(1, 6, 4), (1, 6, 4), (1, 4, 6)]
-    regions = decompose(schema, 3)
+    regions = shard_regions(schema, 3)
     assert [dict(r) for r in regions] == [{"y": (0, 6), "x": (a, a + 4)} for a in (0, 4, 8)]
     boxes = assign_writers(schema, regions)
     assert [found[0][1] for found in boxes["u"]] == [(0, 4), (4, 8), (8, 13)]
@@ -419,7 +419,7 @@ def test_faces_alone_can_be_decomposed() -> None:
         time=ms.AppendTime(units="s"),
         variables={"u": ms.Variable(("time", "x_face"), "f4")},
     )
-    regions = decompose(schema, 3)
+    regions = shard_regions(schema, 3)
     assert [dict(r) for r in regions] == [{"x": (a, a + 4)} for a in (0, 4, 8)]
     check_tiling(resolve_layout(schema, 3, regions), regions)
 

@@ -707,6 +707,39 @@ def test_parts_with_regions_write_staggered_and_whole_dims(url: Path) -> None:
     assert reader.read_static("soil").tolist() == soil.tolist()
 
 
+def test_parts_with_a_region_for_each_variable(url: Path) -> None:
+    """Each is proven over its own dims when the tokens come, so one may lack what another has."""
+    schema = ms.StreamSchema(
+        dims={"time": None, "y": 4, "cell": 6},
+        time=ms.AppendTime(units="s since 2000-01-01"),
+        variables={"t": ms.Variable(("time", "y"), "int32"), "runoff": ms.Variable(("time", "cell"), "int32")},
+        shard_shape={"time": 1, "y": 1, "cell": 3},
+        chunk_shape={"time": 1, "y": 1, "cell": 1},
+    )
+    t, runoff = np.arange(4, dtype="int32"), np.arange(6, dtype="int32") * 10
+    cuts: Any = [({"y": (0, 1)}, {"cell": (3, 6)}), ([{"y": (2, 4)}, {"y": (1, 2)}], {"cell": (0, 3)})]
+    tokens = []
+    for i, (rows, cells) in enumerate(cuts):
+        with ms.write_open_part(url, schema, writer=i, n_writers=2, region={"t": rows, "runoff": cells}) as part:
+            blocks = {"t": t[:1] if i == 0 else [t[2:4], t[1:2]], "runoff": runoff[slice(*cells["cell"])]}
+            part.write_record(0.0, blocks)
+            tokens.append(carried(part.flush()))
+    half = {**tokens[1], "region": {**tokens[1]["region"], "of": {"t": 0, "runoff": 0}}}
+    with pytest.raises(ms.CommitError, match=r"array 't': rank 1 has a region over .* nothing was committed"):
+        ms.commit_tokens(url, [tokens[0], half])
+    ms.commit_tokens(url, tokens)
+    reader = ms.open_reader(url)
+    np.testing.assert_array_equal(reader.read_record("t", 0), t)
+    np.testing.assert_array_equal(reader.read_record("runoff", 0), runoff)
+
+
+def test_parts_take_no_indices(url: Path) -> None:
+    """Their cells would have to move."""
+    with pytest.raises(ms.SchemaError, match=r"writer 1: Indices are rearranged, .* open with comm="):
+        open_part(url, 1, region=ms.Indices({"y": [3]}))
+    assert not url.exists()
+
+
 # Calls of the wrong part
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 import mpistream as ms
 from mpistream.errors import TilingError
-from mpistream.layout import decompose
+from mpistream.layout import shard_regions
 from mpistream.plan import Plan, plan
 from mpistream.region import Region
 
@@ -28,7 +27,7 @@ def stream(sizes: dict[str, int], variables: dict[str, ms.Variable], **more: Any
 def test_a_plane_over_four_ranks() -> None:
     """512 x 512 float32 in 2 x 2 boxes: 4 objects of 256 KiB under c/<t>, c/<t>/0 and c/<t>/1."""
     schema = stream({"y": 512, "x": 512}, {"t": ms.Variable(("time", "y", "x"), "f4")})
-    found = plan(schema, decompose(schema, 4), writers="all")
+    found = plan(schema, shard_regions(schema, 4), writers="all")
     assert found == Plan(
         n_ranks=4,
         writers=(0, 1, 2, 3),
@@ -87,7 +86,7 @@ def test_rows_of_several_records_and_a_variable_of_fewer_dims() -> None:
     assert found.warnings == (
         (
             "objects of variable 'rows' have 160 B before compression, under 4 MiB: raise shard_shape, "
-            f"for example its 'time' from 1 to {math.ceil(4 * 2**20 / 160)}"
+            "up to the whole array"
         ),
     )
 
@@ -95,13 +94,13 @@ def test_rows_of_several_records_and_a_variable_of_fewer_dims() -> None:
 def test_keys_with_dots_need_no_folders() -> None:
     """All objects of an array lie in its own folder."""
     schema = stream({"y": 8, "x": 8}, {"t": ms.Variable(("time", "y", "x"), "f4")}, key_separator=".")
-    assert plan(schema, decompose(schema, 4)).n_folders_per_record == 0
+    assert plan(schema, shard_regions(schema, 4)).n_folders_per_record == 0
 
 
 def test_a_stream_of_series_writes_no_objects_a_record() -> None:
     """They are in the owner's chunks of 1,024 records."""
     schema = stream({}, {"energy": ms.Variable(("time",), "f4")})
-    found = plan(schema, decompose(schema, 2))
+    found = plan(schema, shard_regions(schema, 2))
     assert (found.n_objects_per_record, found.nbytes_per_record, found.max_object_nbytes) == (0, 0, 0)
     assert found.warnings == ()
 
@@ -136,6 +135,19 @@ def test_a_rearranged_plane() -> None:
     assert str(found).endswith(" in memory, 32 B moved between ranks")
 
 
+def test_a_region_for_each_variable() -> None:
+    """Columns of one and rows of the other, both on shard edges; indices are not for a plan."""
+    layout = {"shard_shape": {"time": 1, "y": 2, "x": 2}, "chunk_shape": {"time": 1, "y": 2, "x": 2}}
+    variables = {name: ms.Variable(("time", "y", "x"), "f4") for name in ("t", "u")}
+    schema = stream({"y": 4, "x": 4}, variables, **layout)
+    found = plan(schema, [{"t": {"x": half}, "u": {"y": half}} for half in ((0, 2), (2, 4))])
+    assert (found.n_writers, found.nbytes_moved_per_record) == (2, 0)
+    moved = plan(schema, [{"t": {"x": half}, "u": {"y": half}} for half in ((0, 1), (1, 4))])
+    assert moved.nbytes_moved_per_record > 0
+    with pytest.raises(ms.SchemaError, match=r"Indices cost .* plan.. of a writer"):
+        plan(schema, [ms.Indices({"x": [0]})])
+
+
 def test_one_writer_a_node() -> None:
     """Eight ranks on two nodes, each with an eighth: one of each half gets the three other eighths of it."""
     schema = stream({"x": 64}, {"t": ms.Variable(("time", "x"), "f4")})
@@ -156,7 +168,7 @@ def test_one_writer_a_node() -> None:
 def test_objects_of_a_run_are_counted_up() -> None:
     """Three shards a row of two records: five records are three rows, of which the last one is filled in part."""
     schema = stream({"x": 64}, {"t": ms.Variable(("time", "x"), "f4", shard_shape=(2, 30), chunk_shape=(1, 30))})
-    found = plan(schema, decompose(schema, 1))
+    found = plan(schema, shard_regions(schema, 1))
     assert found.n_objects_per_record == 1.5
     assert [found.n_objects(n) for n in (0, 2, 4, 5)] == [0, 3, 6, 8]
 
@@ -164,18 +176,45 @@ def test_objects_of_a_run_are_counted_up() -> None:
 def test_a_plan_survives_json() -> None:
     """from_json takes back what to_json wrote."""
     schema = stream({"y": 8, "x": 8}, {"t": ms.Variable(("time", "y", "x"), "f4"), "e": ms.Variable(("time",), "f8")})
-    found = plan(schema, decompose(schema, 3), writers=2)
+    found = plan(schema, shard_regions(schema, 3), writers=2)
     assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
 # ---- warnings ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("n", "is_warned"), [(1, False), (1100, True), (1000, False)])
+def test_arrays_that_are_small_as_a_whole_need_no_warning(n: int, is_warned: bool) -> None:
+    """Of n float32 in one shard; 1,000 records of 1,100 of them fill 4 MiB, and no row should be longer."""
+    schema = stream({"x": n}, {"t": ms.Variable(("time", "x"), "f4")})
+    assert bool(plan(schema, shard_regions(schema, 1)).warnings) is is_warned
+
+
+def test_arrays_of_few_fixed_times_need_no_warning() -> None:
+    """Ten records of 40,000 float32 are less than 4 MiB together, so no row could help; eleven times as many could."""
+    for n, is_warned in ((10, False), (110, True)):
+        schema = ms.StreamSchema(
+            dims={"time": None, "x": 40_000},
+            time=ms.IndexedTime(list(range(n)), units="s"),
+            variables={"t": ms.Variable(("time", "x"), "f4")},
+        )
+        assert bool(plan(schema, shard_regions(schema, 1)).warnings) is is_warned
+
+
+def test_more_writers_than_ranks_are_said() -> None:
+    """No error: a site may say for all runs how many ranks write."""
+    schema = stream({"x": 1000}, {"t": ms.Variable(("time", "x"), "f4")})
+    regions = shard_regions(schema, 2)
+    said = "Options(writers=3), but there are 2 ranks: no more than those write"
+    assert said in plan(schema, regions, writers=3).warnings
+    assert not any("Options" in warning for warning in plan(schema, regions, writers=2).warnings)
+
+
 def test_objects_of_4_mib_need_no_warning() -> None:
     """The limit is exclusive, a row counts whole, and the smallest variable is named."""
     shapes: dict[str, Any] = {"shard_shape": {"y": 1024, "x": 1024}}
     schema = stream({"y": 1024, "x": 1024}, {"t": ms.Variable(("time", "y", "x"), "f4", **shapes)})
-    assert plan(schema, decompose(schema, 1)).warnings == ()
+    assert plan(schema, shard_regions(schema, 1)).warnings == ()
     schema = stream(
         {"y": 1024, "x": 1023},
         {
@@ -184,7 +223,7 @@ def test_objects_of_4_mib_need_no_warning() -> None:
             "v": ms.Variable(("time", "y", "x"), "i1", shard_shape={"time": 3}),
         },
     )
-    assert plan(schema, decompose(schema, 1)).warnings == (
+    assert plan(schema, shard_regions(schema, 1)).warnings == (
         (
             "objects of variable 'v' have 2.997 MiB before compression, under 4 MiB: raise shard_shape, "
             "for example its 'time' from 3 to 6"
@@ -196,7 +235,7 @@ def test_objects_of_4_mib_need_no_warning() -> None:
 def test_many_objects_are_warned_of(n_objects, is_warned) -> None:
     """More than 10,000 a record."""
     schema = stream({"x": n_objects}, {"t": ms.Variable(("time", "x"), "i1", shard_shape={"x": 1})})
-    warnings = plan(schema, decompose(schema, 1)).warnings
+    warnings = plan(schema, shard_regions(schema, 1)).warnings
     assert warnings[0].startswith("objects of variable 't' have 1 B before compression, under 4 MiB")
     assert warnings[1:] == (
         (f"{n_objects:g} objects a record, over 10,000: raise shard_shape, or its 'time' length",) if is_warned else ()
@@ -241,7 +280,7 @@ def test_sizes_are_shown_in_binary_units(nbytes, words) -> None:
 def test_numbers_are_those_of_the_regions(ny, nx, n_writers, dtype) -> None:
     """Bytes are cells times the size of an item; objects are those of the shard grid."""
     schema = stream({"y": ny, "x": nx}, {"t": ms.Variable(("time", "y", "x"), dtype)})
-    regions = decompose(schema, n_writers)
+    regions = shard_regions(schema, n_writers)
     found = plan(schema, regions, writers="all")
     itemsize = np.dtype(dtype).itemsize
     assert found.nbytes_per_record == ny * nx * itemsize
@@ -257,6 +296,6 @@ def test_what_is_not_partitioned_needs_no_warning() -> None:
         time=ms.AppendTime(units="s", attrs={"bounds": "ends"}),
         variables={"t": ms.Variable(("time", "y", "x"), "f4"), "ends": ms.Variable(("time", "nv"), "f8")},
     )
-    found = plan(schema, decompose(schema, 1))
+    found = plan(schema, shard_regions(schema, 1))
     assert (found.n_objects_per_record, found.nbytes_per_record) == (2, 4 * 2**20 + 16)
     assert found.warnings == ()

@@ -162,7 +162,7 @@ def test_a_writer_knows_where_it_stands() -> None:
     assert not writer.has_pending(())
     crew.write_static("depth", DEPTH)
     assert writer.has_pending(())
-    assert dict(writer.region) == {"y": (0, 10), "x": (0, 6)}
+    assert dict(writer.region.of("t")) == {"y": (0, 10), "x": (0, 6)}
     assert writer.block_shapes("t") == writer.block_shapes("depth") == [SIZES]
     assert [writer.block_shapes(name) for name in ("rows", "energy", "scalar")] == [[(10,)], [()], [()]]
 

@@ -81,7 +81,7 @@ def test_a_token_counts_what_is_in_place() -> None:
     assert [t.n_objects for t in tokens] == [2 + 1 + 1 + 1, 2 + 1]
     assert (first.epoch, first.base_seq, first.writer, second.writer) == (1, 1, 0, 1)
     assert (first.store_id, first.run_id, first.fingerprint) == ("store", "run", crew.schema.fingerprint())
-    assert [dict(t.region) for t in tokens] == [{"y": (0, 4), "x": (0, 6)}, {"y": (4, 8), "x": (0, 6)}]
+    assert [dict(t.region.of("a")) for t in tokens] == [{"y": (0, 4), "x": (0, 6)}, {"y": (4, 8), "x": (0, 6)}]
     placed = {k: len(v) for k, v in crew.store._objects.items() if k.startswith(("b/c/0/1", "a/c/0/1", "depth/c/1"))}
     assert second.nbytes == sum(placed.values())
 

@@ -393,7 +393,7 @@ class TestFollow:
 
 
 def test_a_rank_reads_back_what_it_holds(tmp_path) -> None:
-    """Its region implies the points of staggered dims; index lists and several boxes are refused by name."""
+    """Its region or index list implies the points of staggered dims; several boxes are refused by name."""
     schema = ms.StreamSchema(
         dims={"time": None, "x": 8, "x_u": ms.Staggered("x")},
         time=ms.AppendTime(units="s since 2000-01-01"),
@@ -407,10 +407,47 @@ def test_a_rank_reads_back_what_it_holds(tmp_path) -> None:
     assert reader.read_record("u", 0, lower).tolist() == [0, 1, 2, 3]
     assert reader.read_array("u", upper).tolist() == [[4, 5, 6, 7, 8]]
     assert reader.read_record("h", 0, upper).tolist() == [4, 5, 6, 7]
-    for region, message in (
-        (ms.Indices({"x": [3, 7]}), "a region to read is a box, not indices"),
-        (ms.Region(("x",), [((0, 2),), ((4, 6),)]), "has 2 boxes; read them one by one"),
+    assert reader.read_record("u", 0, ms.Indices({"x": [7, 3]})).tolist() == [7, 3, 8]
+    assert reader.read_record("u", 0, ms.Indices({"x_u": [8, 3]})).tolist() == [8, 3]
+    two = ms.Region(("x",), [((0, 2),), ((4, 6),)])
+    for call in (lambda: reader.read_record("h", 0, two), lambda: reader.read_array("h", two)):
+        with pytest.raises(ms.SchemaError, match="has 2 boxes; read them one by one"):
+            call()
+    with pytest.raises(ms.SchemaError, match="indices are for read_record and read_static"):
+        reader.read_array("h", ms.Indices({"x": [3, 7]}))
+
+
+@pytest.mark.parametrize("row", [1, 4])
+def test_cells_of_index_lists(row: int) -> None:
+    """In the order of the list, twice if they stand there twice; dims that an array lacks are ignored."""
+    store: Any = MemoryStore()
+    create(store, schema=schema_of(row, 1)).close()
+    reader = ms.open_reader(store)
+    y, x = [6, 0, 3, 3, 5], [4, 1]
+    both = ms.Indices({"y": y, "x": x})
+    for i in (0, N_RECORDS - 1):
+        np.testing.assert_array_equal(reader.read_record("u", i, both), record_of(i)["u"][np.ix_(y, x)])
+        np.testing.assert_array_equal(reader.read_record("u", i, ms.Indices({"x": x})), record_of(i)["u"][:, x])
+        np.testing.assert_array_equal(reader.read_record("column", i, both), record_of(i)["column"][y])
+        np.testing.assert_array_equal(reader.read_record("count", i, both), record_of(i)["count"])
+    np.testing.assert_array_equal(reader.read_static("lat", both), STATICS["lat"][np.ix_(y, x)])
+    np.testing.assert_array_equal(reader.read_static("z", ms.Indices({"z": [2, 0]})), Z[[2, 0]])
+    assert reader.read_static("version", both) == -3
+    assert reader.read_record("u", 0, ms.Indices({"y": []})).shape == (0, NX)
+    for indices, words in (({"y": [7]}, "'y' contain 7, its length is 7"), ({"w": [0]}, "'w' is no dim of a record")):
+        with pytest.raises(ms.SchemaError, match=words):
+            reader.read_record("column", 0, ms.Indices(indices))
+
+
+def test_only_the_shards_of_the_cells_are_opened(store: Any) -> None:
+    """Of four, those of one list's cells; each once, though its cells stand apart in the list."""
+    create(store).close()
+    reader = ms.open_reader(store)
+    for indices, shards in (
+        ({"y": [6, 0, 5, 1], "x": [4]}, ["u/c/0/0/1", "u/c/0/1/1"]),
+        ({"y": [3, 0]}, ["u/c/0/0/0", "u/c/0/0/1"]),
     ):
-        for call in (lambda r=region: reader.read_record("h", 0, r), lambda r=region: reader.read_array("h", r)):
-            with pytest.raises(ms.SchemaError, match=message):
-                call()
+        store.reset()
+        reader.read_record("u", 1, ms.Indices(indices))
+        assert sorted(store.keys("open")) == shards
+        assert store.counts["read"] == 1

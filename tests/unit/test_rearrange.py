@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -298,3 +299,47 @@ def test_a_message_has_a_gibibyte_at_most() -> None:
     assert split_piece(((0, 2**28),), 4) == [((0, 2**28),)]
     thirds = [((0, 1), (k * 2**27, (k + 1) * 2**27)) for k in range(3)]
     assert split_piece(((0, 1), (0, 3 * 2**27)), 8) == thirds
+
+
+@pytest.mark.parametrize("leaf", [1, 2, 64])
+@pytest.mark.parametrize("seed", range(6))
+def test_of_boxes_that_overlap_each_cell_is_the_first_ones(
+    monkeypatch: pytest.MonkeyPatch, seed: int, leaf: int
+) -> None:
+    """Against boxes that are painted over each other, the first one last; however few are compared at once."""
+    monkeypatch.setattr(rearrange, "_LEAF", leaf)
+    rng = random.Random(seed)
+    shape = tuple(rng.randint(3, 9) for _ in range(rng.randint(1, 3)))
+    boxes = [tuple((a := rng.randrange(n), rng.randint(a + 1, n)) for n in shape) for _ in range(80)]
+    expected = np.full(shape, -1)
+    for k in reversed(range(len(boxes))):
+        expected[slices(boxes[k])] = k
+    found = np.full(shape, -1)
+    parts = rearrange._without_overlaps([(k, k + 1, box) for k, box in enumerate(boxes)])
+    for rank, patch, box in parts:
+        assert patch == rank + 1
+        assert (found[slices(box)] == -1).all()
+        found[slices(box)] = rank
+    assert (found == expected).all()
+
+
+def test_deep_shadows_are_compared_with_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times as many boxes, half of them covered by earlier ones, cost about four times as many comparisons."""
+    n_calls = 0
+    minus = rearrange._minus
+
+    def counted(*args: Any) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        return minus(*args)
+
+    monkeypatch.setattr(rearrange, "_minus", counted)
+    counts = []
+    for n in (500, 2000):
+        n_calls = 0
+        # Each covers all before it and one cell more: compared in pairs they would be n * n / 2.
+        parts = rearrange._without_overlaps([(k, 0, ((0, k + 1),)) for k in range(n)])
+        assert [(rank, box) for rank, _, box in parts] == [(k, ((k, k + 1),)) for k in range(n)]
+        counts.append(n_calls)
+    assert counts[1] < 5 * counts[0]
+    assert counts[1] < 100 * 2000

@@ -27,7 +27,7 @@ def test_region_is_a_mapping_of_its_only_box() -> None:
     assert region.dims == ("y", "x")
     assert region.n_cells == 12
     assert not region.is_empty
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="this region is over y, x; a staggered dim has the start"):
         region["z"]
 
 
