@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 
 from mpistream.errors import ProtocolError
 
-__all__ = ["MPITransport", "SerialTransport", "SwapTimeoutError", "Transport", "connect", "is_one_of_many", "waiting"]
+__all__ = [
+    "MPITransport",
+    "SerialTransport",
+    "SwapTimeoutError",
+    "Transport",
+    "connect",
+    "is_one_of_many",
+    "waiting",
+    "world",
+]
 
 _TAG_DATA = 1024  # and those behind it: of the pieces of records; the tags of agreements are below
 
@@ -353,3 +362,15 @@ def is_one_of_many(environment: Mapping[str, str]) -> bool:
 
     # PMIX gives a rank, no size: only a rank above 0 shows that there are several.
     return number("PMI_SIZE") > 1 or number("OMPI_COMM_WORLD_SIZE") > 1 or number("PMIX_RANK") > 0
+
+
+def world() -> Any:
+    """Return MPI.COMM_WORLD where a launcher started this process, else None.
+
+    Not collective. For programs of our own: a library takes the communicator that it is given.
+    """
+    if not any(name in os.environ for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")):
+        return None
+    from mpi4py import MPI  # noqa: PLC0415 (as in MPITransport)
+
+    return MPI.COMM_WORLD

@@ -192,10 +192,8 @@ def resolve_layout(schema: StreamSchema, n_writers: int, regions: Sequence[AnyRe
     AlignmentError
         When the given regions' edges share no useful shard length.
     """
-    if schema.is_resolved:
-        return schema
-    if schema.is_location_series:
-        return resolve_locations(schema, n_writers)
+    if schema.is_resolved or schema.is_location_series:
+        return schema if schema.is_resolved else resolve_locations(schema, n_writers)
     if regions is not None and (chosen := _fitting_default(schema, regions)) is not None:
         return chosen
     reference = _reference(schema)
@@ -351,8 +349,7 @@ def shard_regions(schema: StreamSchema, n_writers: int) -> list[Region]:
     -------
     One region per rank, over the partitioned dims.
     """
-    schema = resolve_layout(schema, n_writers)
-    if schema.is_location_series:
+    if (schema := resolve_layout(schema, n_writers)).is_location_series:
         return shares_of(schema, n_writers)
     sizes = schema.partitioned_sizes
     units = {

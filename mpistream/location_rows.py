@@ -23,7 +23,8 @@ from mpistream.arrays import ArraySpec
 from mpistream.errors import FormatError
 from mpistream.pipeline import Loan
 from mpistream.ranges import Ranges, covers, inside, members
-from mpistream.staging import StagedObject, Stager
+from mpistream.staged import StagedObject
+from mpistream.staging import Stager
 from mpistream.store import Store
 from mpistream.tiling import Interval
 from mpistream.zarr3.metadata import chunk_key

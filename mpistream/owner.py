@@ -17,7 +17,8 @@ from mpistream.manifest import DROPPED_FOLDER, MANIFEST_KEY, Manifest, stage_fol
 from mpistream.options import Options
 from mpistream.ranges import difference, inside, union
 from mpistream.series import SeriesRows
-from mpistream.staging import StagedObject, Stager
+from mpistream.staged import StagedObject
+from mpistream.staging import Stager
 from mpistream.store import Store
 from mpistream.token import CommitReceipt, CommitToken
 from mpistream.zarr3.codecs import ChunkCodec

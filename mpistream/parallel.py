@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import itertools
 import logging
+import os
 import sys
 import time
 import weakref
@@ -97,6 +98,7 @@ class StreamWriter:
         self._buffers: dict[str, list[NDArray[Any]]] = {}
         self._record: Record | None = None
         self._is_closed = False
+        self._pid = os.getpid()
         self._number = next(_numbers)
         self._began = time.perf_counter()
         self.resumed = resumed
@@ -598,7 +600,7 @@ class StreamWriter:
         CommitError
             On every rank, when the last commit failed; everything is released all the same.
         """
-        if self._is_closed:
+        if self._is_closed or self._is_forked():
             return
         self._check_no_record("close")
         if not self._channel.is_usable():
@@ -658,7 +660,7 @@ class StreamWriter:
         if exc is None:
             self.close()
             return
-        if self._is_closed:
+        if self._is_closed or self._is_forked():
             return
         # All open writers first, then wait: a rank must not wait for this one in any of them.
         for other in _all_open():
@@ -677,6 +679,10 @@ class StreamWriter:
             raise ProtocolError(f"{call} on a closed writer; open the store again with write_resume", kind="closed")
         if self._channel.failure is not None:
             raise self._channel.failure
+
+    def _is_forked(self) -> bool:
+        """Whether this is a process that was forked from the writer's: what is open there is not its to close."""
+        return self._pid != os.getpid()
 
     def _check_no_record(self, call: str) -> None:
         if self._record is not None:
@@ -802,7 +808,7 @@ def _say(text: str) -> None:
 @atexit.register
 def _at_exit() -> None:
     """No MPI here: it may be finalised by now, and the other ranks may be anywhere."""
-    for writer in _all_open():
+    for writer in (w for w in _all_open() if not w._is_forked()):
         writer._say_what_is_lost("the writer was not closed")
         if writer._owner is not None and writer._owner.keeper is not None:
             writer._owner.keeper.close()

@@ -152,7 +152,7 @@ class PartWriter(StreamWriter):
 
         Not collective.
         """
-        if not self._is_closed:
+        if not (self._is_closed or self._is_forked()):
             self._release()
 
     def _release(self) -> None:

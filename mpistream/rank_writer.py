@@ -34,7 +34,8 @@ from mpistream.pipeline import Loan, Pool
 from mpistream.ranges import Ranges, count, covers, difference, inside, members, overlap, ranges_of, union
 from mpistream.rows import ShardRows, encode_whole, rounded
 from mpistream.series import SeriesRows
-from mpistream.staging import StagedObject, Stager
+from mpistream.staged import StagedObject
+from mpistream.staging import Stager
 from mpistream.stats import WriterStats
 from mpistream.store import Store
 from mpistream.strings import is_string

@@ -31,7 +31,8 @@ from mpistream.owner import Owner
 from mpistream.ranges import Ranges, count, inside, members, union
 from mpistream.recovery import SetAside
 from mpistream.resuming import ResumeRequest, StoredTimes, no_stream, read_manifest
-from mpistream.staging import StagedObject, Stager
+from mpistream.staged import StagedObject
+from mpistream.staging import Stager
 from mpistream.store import Store, open_store
 from mpistream.token import CommitReceipt
 from mpistream.zarr3.metadata import chunk_key

@@ -25,7 +25,8 @@ from mpistream.arrays import ArraySpec
 from mpistream.errors import FormatError
 from mpistream.pipeline import Line, Loan
 from mpistream.ranges import Ranges, covers, inside, members
-from mpistream.staging import StagedObject, Stager
+from mpistream.staged import StagedObject
+from mpistream.staging import Stager
 from mpistream.store import Store
 from mpistream.tiling import Box, box_contains, box_n_cells, slices_in
 from mpistream.zarr3.codecs import ChunkCodec
@@ -179,16 +180,20 @@ class ShardRows:
         found.new.add(record)
         found.is_dirty = True
 
-        def put(shard: OpenShard, line: Line | None, at: _Shard) -> None:
-            do = functools.partial(shard.put, in_row, blocks[at.block][at.slices])
+        # A row of one record is written while its block is there.
+        is_borrowed = self._row_length == 1 and (self.is_background or self._stager.is_synchronous)
+
+        def put(shard: OpenShard, line: Line | None, at: _Shard) -> Loan | None:
+            do = functools.partial(shard.put, in_row, blocks[at.block][at.slices], is_borrowed=is_borrowed)
             if line is None:
                 self._stager.encode(do)
-            else:
-                assert loans is not None
-                self._stager.encode_in(line, do, loans[at.block])
+                return None
+            assert loans is not None
+            self._stager.encode_in(line, do, loans[at.block])
+            return loans[at.block]
 
         if found.n_present == self._n_records_of(row):
-            yield from self._objects(row, is_leaving=True, put=put)
+            yield from self._objects(row, is_leaving=True, put=put, is_borrowing=is_borrowed)
         else:
             for shard, line, at in zip(found.shards, found.lines, self._shards, strict=True):
                 put(shard, line, at)
@@ -216,7 +221,12 @@ class ShardRows:
             yield from self._objects(row, is_leaving=False)
 
     def _objects(
-        self, row: int, *, is_leaving: bool, put: Callable[[OpenShard, Line | None, _Shard], None] | None = None
+        self,
+        row: int,
+        *,
+        is_leaving: bool,
+        put: Callable[[OpenShard, Line | None, _Shard], Loan | None] | None = None,
+        is_borrowing: bool = False,
     ) -> Iterable[StagedObject]:
         """Yield the objects of an open row, each made after ``put`` has put a last record into its shard."""
         found = self._open[row]
@@ -243,7 +253,9 @@ class ShardRows:
                 line=line,
             )
             if put is not None:
-                put(shard, line, at)
+                loan = put(shard, line, at)
+                if is_borrowing:
+                    item.is_borrowing, item.loan = True, loan
             # Nothing but the object holds the shard from now on, once it is made.
             del shard
             if line is None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mpistream.arrays import SERIES_CHUNK, ArraySpec
 from mpistream.errors import FormatError
 from mpistream.ranges import Ranges, covers, inside
-from mpistream.staging import StagedObject
+from mpistream.staged import StagedObject
 from mpistream.store import Store
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import chunk_key

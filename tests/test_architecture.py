@@ -25,16 +25,16 @@ LAYERS = """
     zarr3.metadata  zarr3.snapshot  zarr3.document
     array_reader  foreign
     token  epoch  decomposition  plan  commit
-    fence  lease  stats  pipeline  staging  lent  rows  series  location_rows  recovery  hierarchy
+    fence  lease  stats  pipeline  staged  staging  lent  rows  series  location_rows  recovery  hierarchy
     rank_writer  location_rank_writer  record  mover
     owner
     reader
     committing  indexing  opening  creating  resuming  repairing  carrying
     parallel  location_writer  several  session  location_series  parts
     __init__
-    info
+    info  benchmarking
     cli  cli.terminal
-    cli.commit  cli.info  cli.plan  cli.repair
+    cli.bench  cli.commit  cli.info  cli.plan  cli.repair
     cli.verbs
     __main__
 """
@@ -109,8 +109,6 @@ LONGER: dict[str, str] = {
     "mpistream/schema.py": "one class; a quarter of it is its documentation",
     "mpistream/agreement.py": "one protocol; a third of it is its documentation",
     "mpistream/arrays.py": "one class and the checks that make it; a third of it is its documentation",
-    "mpistream/session.py": "the openings that users see; a third of it is their documentation",
-    "mpistream/staging.py": "the way of an object; a third of it is its documentation",
     "mpistream/zarr3/shard.py": "one format, both ways; a third of it is its documentation",
     "mpistream/reader.py": "the reader that users see; a third of it is their documentation",
 }

@@ -52,7 +52,7 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Look into stores that mpistream wrote, commit what independent parts wrote, and repair."""
+    """Look into stores that mpistream wrote, commit what independent parts wrote, repair, plan and measure."""
 
 
 # Heading, whether numbers stand in it, text of a row.

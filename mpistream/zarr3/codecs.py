@@ -256,7 +256,7 @@ class ChunkCodec:
         """The dtype with the byte order of the stored bytes."""
         return self._stored
 
-    def encode(self, chunk: NDArray[Any]) -> list[Any]:
+    def encode(self, chunk: NDArray[Any], *, is_borrowed: bool = False) -> list[Any]:
         """Return the encoded chunk as buffers to be written one after the other.
 
         Not collective.
@@ -265,9 +265,14 @@ class ChunkCodec:
         ----------
         chunk
             C-contiguous, of `stored_dtype`. It may be overwritten as soon as the call returns.
+        is_borrowed
+            It stays as it is until the buffers are written: without a compressor one of them is the chunk itself.
         """
         raw = np.frombuffer(vlen_utf8(chunk), np.uint8) if self._is_text else chunk.reshape(-1).view(np.uint8)
-        data = raw.tobytes() if self._compressor is None else self._compressor.encode(raw)
+        if self._compressor is not None:
+            data = self._compressor.encode(raw)
+        else:
+            data = raw if is_borrowed else raw.tobytes()
         return [data, crc32c(data)] if self.has_crc else [data]
 
     def decode(self, data: bytes, shape: tuple[int, ...]) -> NDArray[Any]:

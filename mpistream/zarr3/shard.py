@@ -171,7 +171,7 @@ class ChunkEncoder:
         self._pattern: NDArray[Any] = pattern.view(word)
 
     def encode(
-        self, view: NDArray[Any], scratch: Scratch | None = None, *, is_stored: bool = False
+        self, view: NDArray[Any], scratch: Scratch | None = None, *, is_stored: bool = False, is_borrowed: bool = False
     ) -> list[Any] | None:
         """Return the encoded inner chunk as buffers, or None when it is all fill.
 
@@ -186,6 +186,8 @@ class ChunkEncoder:
             Where it is put together if it can't be encoded as it lies; by default memory of this call.
         is_stored
             Encode it though it is all fill.
+        is_borrowed
+            The view stays as it is until the buffers are written, so they may be parts of it.
         """
         shape, dtype = self.spec.chunk_shape, self.spec.codec.stored_dtype
         chunk = view
@@ -198,7 +200,9 @@ class ChunkEncoder:
         if self.spec.rounding is not None:
             # In the scratch chunk, since the values are the caller's. Cells that were rounded before stay as they are.
             self.spec.rounding.apply(chunk)
-        return None if not is_stored and self._is_fill(chunk) else self.spec.codec.encode(chunk)
+        if not is_stored and self._is_fill(chunk):
+            return None
+        return self.spec.codec.encode(chunk, is_borrowed=is_borrowed and chunk is view)
 
     def _is_fill(self, chunk: NDArray[Any]) -> bool:
         words = chunk.reshape(-1).view(self._word).reshape(-1, self._pattern.size)
@@ -291,7 +295,9 @@ class OpenShard:
         """Bytes of encoded pieces and of raw records that are held in memory."""
         return self._end + sum(slab.records.nbytes for slab in self._slabs.values())
 
-    def put(self, record: int, block: NDArray[Any], scratch: Scratch | None = None) -> None:
+    def put(
+        self, record: int, block: NDArray[Any], scratch: Scratch | None = None, *, is_borrowed: bool = False
+    ) -> None:
         """Put a record of the row into the shard; a call that fails changes nothing, and may be made again.
 
         Not collective.
@@ -304,10 +310,12 @@ class OpenShard:
             The shard's part of the record, shape ``box_shape``; it may be overwritten when the call returns.
         scratch
             As in `ChunkEncoder.encode`.
+        is_borrowed
+            The block stays as it is until the object is written.
         """
         time_index, in_slab = divmod(record, self._time_extent)
         if self._time_extent == 1:
-            self._encode(time_index, block[np.newaxis], scratch)
+            self._encode(time_index, block[np.newaxis], scratch, is_borrowed=is_borrowed)
             return
         slab = self._slabs.get(time_index)
         if slab is None:
@@ -358,7 +366,9 @@ class OpenShard:
     def _new_slab(self) -> _Slab:
         return _Slab(np.full(self._slab_shape, self._spec.fill, self._spec.codec.stored_dtype))
 
-    def _encode(self, time_index: int, records: NDArray[Any], scratch: Scratch | None) -> None:
+    def _encode(
+        self, time_index: int, records: NDArray[Any], scratch: Scratch | None, *, is_borrowed: bool = False
+    ) -> None:
         """Encode the inner chunks of a position in time: all of them, or none when one fails."""
         at = self._grid[time_index]
         entries, end = self._entries[at], self._end  # a copy
@@ -368,7 +378,8 @@ class OpenShard:
             # What an earlier object stored stays stored, also when the records that are left of it are all fill: its
             # bytes would otherwise lie behind all that the index names, and the next `from_object` would drop them.
             is_stored = bool(entry[0] != MISSING)
-            pieces = self._encoder.encode(records[(slice(None), *box)], scratch, is_stored=is_stored)
+            view = records[(slice(None), *box)]
+            pieces = self._encoder.encode(view, scratch, is_stored=is_stored, is_borrowed=is_borrowed)
             if pieces is None:
                 continue
             nbytes = sum(len(p) for p in pieces)

@@ -61,16 +61,25 @@ def record(i: int) -> dict[str, Any]:
     return {"a": a, "b": b.T.copy().T, "c": np.full((8, 6), i % 100, "i1"), "energy": float(i)}
 
 
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+class Gate(threading.Event):
     """While it is cleared no thread encodes."""
-    found, put = threading.Event(), OpenShard.put
+
+    n_held = 0
+
+    def wait_for_a_thread(self) -> None:
+        wait_until(lambda: self.n_held, DEADLINE, "a thread to come", every=0.001)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    found, put = Gate(), OpenShard.put
     found.set()
 
-    def gated(self: OpenShard, *arguments: Any) -> None:
+    def gated(self: OpenShard, *arguments: Any, **more: Any) -> None:
         if threading.current_thread().name == "mpistream-stage":
+            found.n_held += not found.is_set()
             found.wait(60)
-        put(self, *arguments)
+        put(self, *arguments, **more)
 
     monkeypatch.setattr(OpenShard, "put", gated)
     yield found
@@ -139,7 +148,7 @@ def test_records_in_any_order_are_bitwise_the_same_in_every_mode(bound: int | No
     assert stores[1] == stores[0]
 
 
-def test_caller_may_overwrite_its_blocks_at_once(gate: threading.Event) -> None:
+def test_caller_may_overwrite_its_blocks_at_once(gate: Gate) -> None:
     """Long before a thread has read them."""
     crew = Crew(schema(2), threads=2, max_pending_nbytes=10**6)
     gate.clear()
@@ -167,7 +176,7 @@ def test_steady_rhythm_allocates_no_memory() -> None:
     check(crew, *range(40))
 
 
-def test_bound_holds_the_caller_up(gate: threading.Event) -> None:
+def test_bound_holds_the_caller_up(gate: Gate) -> None:
     """Two records by default; the third waits for the first, and the wait is counted."""
     crew = Crew(schema(), threads=1)
     (writer,) = crew.writers
@@ -238,7 +247,32 @@ def test_full_disk_in_the_background_costs_nothing() -> None:
     check(crew, 0, 1, 2, 3)
 
 
-def test_rollback_gives_up_what_waits(gate: threading.Event) -> None:
+@pytest.mark.parametrize("threads", [0, 1])
+@pytest.mark.parametrize("is_full", [False, True])
+def test_block_that_is_written_as_it_lies_is_kept_when_that_fails(threads: int, is_full: bool) -> None:
+    """Without a compressor no copy is made of it before; the next try finds it, though the caller has reused it."""
+    plain = resolve_layout(
+        ms.StreamSchema(
+            dims={"time": None, "x": 64},
+            time=ms.AppendTime(units="s"),
+            variables={"u": ms.Variable(("time", "x"), "i4", shard_shape=(1, 32), chunk_shape=(1, 32), codec="none")},
+        ),
+        1,
+    )
+    crew = Crew(plain, threads=threads)
+    if is_full:
+        crew.store.fail("stage", *[StoreError("no space left", kind="io", errno=errno.ENOSPC)] * 3)
+    block = np.empty(64, "i4")
+    for i in range(5):
+        block[:] = np.arange(64) + 100 * i
+        crew.writers[0].write_record(float(i), {"u": block})
+        block[:] = -1
+    crew.commit()
+    expected = np.arange(64) + 100 * np.arange(5)[:, None]
+    assert read_array(crew.store, crew.schema, "u", 5).tolist() == expected.tolist()
+
+
+def test_rollback_gives_up_what_waits(gate: Gate) -> None:
     """Nothing of it is encoded or staged afterwards, and its memory comes back."""
     crew = Crew(schema(4), threads=1, max_pending_nbytes=10**6)
     (writer,) = crew.writers
@@ -247,6 +281,7 @@ def test_rollback_gives_up_what_waits(gate: threading.Event) -> None:
     gate.clear()
     for i in (7, 8, 9):
         crew.write(float(i), record(i))
+    gate.wait_for_a_thread()
     rolling = threading.Thread(target=writer.rollback, daemon=True)
     rolling.start()
     rolling.join(0.05)
@@ -261,13 +296,14 @@ def test_rollback_gives_up_what_waits(gate: threading.Event) -> None:
     check(crew, 0, 1, 2, 3)
 
 
-def test_close_drops_what_waits(gate: threading.Event) -> None:
+def test_close_drops_what_waits(gate: Gate) -> None:
     """It waits for what a thread is doing, for no more."""
     before = set(threading.enumerate())
     crew = Crew(schema(), threads=1, max_pending_nbytes=10**6)
     gate.clear()
     for i in range(3):
         crew.write(float(i), record(i))
+    gate.wait_for_a_thread()
     closing = threading.Thread(target=crew.close, daemon=True)
     closing.start()
     closing.join(0.05)

@@ -13,7 +13,8 @@ from mpistream.memory_store import MemoryStore
 from mpistream.ranges import Ranges
 from mpistream.rows import ShardRows, encode_whole
 from mpistream.series import SeriesRows, read_series_chunk
-from mpistream.staging import StagedObject, Stager
+from mpistream.staged import StagedObject
+from mpistream.staging import Stager
 from mpistream.zarr3.codecs import ChunkCodec, profile_chain
 from tests.support.shards import read_whole
 from tests.support.zarr_bytes import ZarrArray
