@@ -24,6 +24,7 @@ from mpistream.options import Options
 from mpistream.pipeline import Pool
 from mpistream.ranges import Ranges, covers
 from mpistream.rank_writer import RankWriter
+from mpistream.staged import StagedObject
 from mpistream.staging import Stager
 from mpistream.store import Store
 
@@ -133,7 +134,10 @@ class LocationRankWriter(RankWriter):
                     "time",
                     kind="shape",
                 )
-            found[name] = block if block.dtype == array.dtype else check_block(name, block, block.shape, array.dtype)
+            if block.dtype != array.dtype:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    block = check_block(name, block, block.shape, array.dtype).astype(array.dtype, copy=False)
+            found[name] = block
         return found
 
     def check_may_take(self, what: str, record: int) -> None:
@@ -171,12 +175,14 @@ class LocationRankWriter(RankWriter):
     def take_series(self, record: int, series: Series) -> None:
         """Put a location that was checked."""
         began = time.perf_counter()
-        # All that can fail comes first.
-        opened = [rows.open(record) for rows in self._series_rows.values()]
-        if any(opened):
+        # All that can fail comes first. Rows are open for all variables or for none, unless that has failed once.
+        if not all(rows.is_open(record) for rows in self._series_rows.values()):
+            for rows in self._series_rows.values():
+                rows.open(record)
             self._bound_open_rows()
-        with np.errstate(over="ignore", invalid="ignore"):
-            full = [item for name, rows in self._series_rows.items() for item in rows.put(record, [series[name]])]
+        full: list[StagedObject] = []
+        for name, rows in self._series_rows.items():
+            full += rows.put(record, (series[name],))
         self._pending[record] = math.nan
         try:
             for item in full:
@@ -188,7 +194,7 @@ class LocationRankWriter(RankWriter):
             self._broken = error
             raise
         self.stats.n_records += 1
-        self.stats.nbytes_in += sum(s.size * self._streaming[name].dtype.itemsize for name, s in series.items())
+        self.stats.nbytes_in += sum([s.nbytes for s in series.values()])
         self.stats.seconds["write"] += time.perf_counter() - began
 
 

@@ -136,7 +136,8 @@ class LocationRows:
         self._is_durable = is_durable
         self._encoder = ChunkEncoder(array.shard_spec())
         self._length = array.row_length
-        self._row_nbytes = self._length * array.shape[0] * array.dtype.itemsize
+        self._n_times = array.shape[0]
+        self._row_nbytes = self._length * self._n_times * array.dtype.itemsize
         self._committed: Ranges = ()
         # Rows in memory, the one that was opened last at the end.
         self._open: dict[int, _Row] = {}
@@ -165,8 +166,12 @@ class LocationRows:
         """Rows in memory."""
         return len(self._open)
 
-    def open(self, record: int) -> bool:
-        """Make room for a location; return whether that took memory.
+    def is_open(self, record: int) -> bool:
+        """Whether there is room for a location."""
+        return record // self._length in self._open
+
+    def open(self, record: int) -> None:
+        """Make room for a location.
 
         Raises
         ------
@@ -175,7 +180,7 @@ class LocationRows:
         """
         row = record // self._length
         if row in self._open:
-            return False
+            return
         found = self._staged.get(row)
         if found is None:
             found = _Row(self._kept(row), None)
@@ -191,7 +196,6 @@ class LocationRows:
             found.buffer = buffer
         self._staged.pop(row, None)
         self._open[row] = found
-        return True
 
     def put(
         self,
@@ -208,10 +212,11 @@ class LocationRows:
         assert found.buffer is not None
         (series,) = blocks
         n = len(series)
-        target = found.buffer[at]
-        target[:n] = series
-        if n < len(target):
-            target[n:] = self.array.fill
+        if n == self._n_times:
+            found.buffer[at] = series
+        else:
+            found.buffer[at, :n] = series
+            found.buffer[at, n:] = self.array.fill
         found.new.add(at)
         found.is_dirty = True
         if len(found.new) + len(found.kept) < len(found.buffer):

@@ -116,7 +116,7 @@ class LocationSeriesWriter(StreamWriter):
             writer.check_may_take(self._name(record), record)
         found = writer.checked_series(f"location {location!r}", series)
         if (lent := writer.share.lent) is not None and lent[0] <= record < lent[1]:
-            self._lent[record] = {name: _copied(found[name], self.schema.arrays[name].dtype) for name in found}
+            self._lent[record] = {name: values.copy() for name, values in found.items()}
         else:
             writer.take_series(record, found)
         self._keep_lease()
@@ -254,11 +254,6 @@ class LocationSeriesWriter(StreamWriter):
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{self.n_records} locations, {self.n_committed} committed"
         return f"LocationSeriesWriter({self._store.url!r}, rank {self._channel.rank} of {self._channel.size}, {state})"
-
-
-def _copied(series: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.array(series, dtype)
 
 
 def _by_target(votes: list[Any]) -> list[list[Any]]:
