@@ -424,3 +424,43 @@ def test_an_inner_chunk_serves_one_location(tmp_path: Path) -> None:
         write(w, w.missing())
     group = zarr.open_group(tmp_path / "whole.zarr", mode="r")
     assert group["flow"].chunks == (5, 7)
+
+
+def test_a_series_that_was_handed_over_is_not_lost(tmp_path: Path) -> None:
+    """Where the rank that writes a chunk can't take what it got, all ranks hear of it, and the next commit has it."""
+    url, world = tmp_path / "series.zarr", MemoryWorld(2, 30)
+
+    def rank_of(transport: MemoryTransport) -> list[Any]:
+        share = (0, 7) if transport.rank == 0 else (7, 23)
+        w = ms.write_open_locations(
+            url,
+            IDS,
+            TIMES,
+            DTYPES,
+            comm=(world, transport.rank),
+            share=share,
+            chunk_locations=5,
+            options=ms.Options(**OPTIONS),
+        )
+        write(w, w.missing())
+        taking = w._writer.take_series
+        if transport.rank == 0:
+            w._writer.take_series = _failing  # type: ignore[method-assign]
+        with pytest.raises(ms.CommitError) as caught:
+            w.commit()
+        w._writer.take_series = taking  # type: ignore[method-assign]
+        assert w.missing() == []
+        if transport.rank == 1:
+            with pytest.raises(ms.SchemaError, match=r"location 8 .* was written since"):
+                w.write_location(8, series(8))
+        receipt = w.commit()
+        w.close()
+        return [str(caught.value), receipt.n_records]
+
+    found = run_ranks(2, rank_of, timeout=60)
+    assert found == [["rank 0: no memory; nothing was committed", 23]] * 2
+    assert_holds(url, range(23))
+
+
+def _failing(record: int, series: Any) -> None:
+    raise ms.StoreError("no memory", kind="io")
