@@ -6,6 +6,7 @@ rank 0, which verifies that they tile the store and only then commits.
 
 from mpistream._version import __version__
 from mpistream.carrying import commit_tokens
+from mpistream.checkpoints import CheckpointPair
 from mpistream.decomposition import decompose
 from mpistream.description import AppendTime, Coordinate, IndexedTime, Staggered, Variable
 from mpistream.errors import (
@@ -30,17 +31,20 @@ from mpistream.options import Options
 from mpistream.parallel import StreamWriter
 from mpistream.parts import PartWriter, write_open_part
 from mpistream.plan import Plan, plan
+from mpistream.preemption import PreemptionGuard
 from mpistream.reader import StoreReader, open_reader, read_blob, read_output_manifest, read_record, read_static
 from mpistream.region import Region
-from mpistream.repairing import repair
+from mpistream.repairing import repair, truncate
 from mpistream.schema import StreamSchema, schema_fingerprint
 from mpistream.session import write_open, write_resume
 from mpistream.several import commit_all
 from mpistream.token import CommitReceipt, CommitToken
+from mpistream.verify import verify
 
 __all__ = [
     "AlignmentError",
     "AppendTime",
+    "CheckpointPair",
     "CommitError",
     "CommitReceipt",
     "CommitToken",
@@ -55,6 +59,7 @@ __all__ = [
     "Options",
     "PartWriter",
     "Plan",
+    "PreemptionGuard",
     "ProtocolError",
     "Region",
     "ResumeError",
@@ -81,6 +86,8 @@ __all__ = [
     "repair",
     "schema_fingerprint",
     "suggest_layout",
+    "truncate",
+    "verify",
     "write_open",
     "write_open_locations",
     "write_open_part",

@@ -242,6 +242,60 @@ class Channel:
             self.note(error)
             raise error from None
 
+    def highest(self, operation: str, values: Sequence[int]) -> list[int]:
+        """Return the highest of each of some numbers over all ranks, in one reduction.
+
+        Collective. Cheaper than `exchange` where there are many ranks; who does not come is not known.
+
+        Raises
+        ------
+        CommitError
+            Kind ``timeout``, or ``left`` when a rank has left.
+        ProtocolError
+            Kind ``mismatch`` when rank 0 hears that another rank does something else.
+        """
+        if self.failure is not None:
+            raise self.failure
+        n = self._n
+        self._n += 1
+        found = self._transport.start_max(values)
+        try:
+            for _ in waiting(self._timeout if self.rank == 0 else _PATIENCE * self._timeout):
+                if (highest := found()) is not None:
+                    return highest
+                self._look_for_failure(n, operation)
+            raise CommitError(
+                f"{operation}: not all ranks came within {self._timeout:g} s; every rank must make the same calls, and "
+                "an exception on one rank must end them all: start programs with python -m mpi4py",
+                kind="timeout",
+            )
+        except MPIStreamError as error:
+            # The reduction can't be taken back: nothing more goes over this communicator.
+            self.failure = error
+            raise
+
+    def _look_for_failure(self, n: int, operation: str) -> None:
+        """Raise when a rank that does not come to the reduction ``n`` has said why; keep what belongs to later calls.
+
+        A reduction ends on one rank before it does on another: who is done with it may have sent its next vote.
+        """
+        if self.rank == 0:
+            while (found := self._poll_vote()) is not None:
+                self._seen.append(found)
+            for rank, vote in self._seen:
+                if vote["n"] <= n:
+                    try:
+                        self._check_vote(rank, vote, operation, "")
+                    except MPIStreamError as error:
+                        self._answer_all(n, error_to_json(error))
+                        raise
+            return
+        while (message := self._poll_answer()) is not None:
+            self._answers.append(message)
+        for answer in self._answers:
+            if answer["n"] <= n and "error" in answer:
+                raise error_from_json(answer["error"])
+
     def swap(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
         """Send and receive arrays, after an agreement that all are there.
 

@@ -76,9 +76,10 @@ class ArrayReader:
         """Decode a box of an array in plain chunks into ``out``."""
         codec, chunks = ChunkCodec(array.chain, array.dtype), array.resolved_chunk_shape
         for index, inside, within in cells(box, chunks):
-            out[slices(within)] = self._chunk(array, codec, index)[slices(inside)]
+            out[slices(within)] = self.chunk(array, codec, index)[slices(inside)]
 
-    def _chunk(self, array: ArraySpec, codec: ChunkCodec, index: Sequence[int]) -> NDArray[Any]:
+    def chunk(self, array: ArraySpec, codec: ChunkCodec, index: Sequence[int]) -> NDArray[Any]:
+        """Return one chunk of an array in plain chunks."""
         key = chunk_key(array.name, self._separator, index)
         data = self._store.read(key)
         if data is None:
@@ -94,4 +95,4 @@ class ArrayReader:
         for i in range(start // SERIES_CHUNK, -(-stop // SERIES_CHUNK)):
             first = i * SERIES_CHUNK
             a, b = max(start, first), min(stop, first + SERIES_CHUNK)
-            out[a - start : b - start] = self._chunk(array, codec, (i,))[a - first : b - first]
+            out[a - start : b - start] = self.chunk(array, codec, (i,))[a - first : b - first]

@@ -51,6 +51,8 @@ QUANTIZATION_NAME = "quantization_info"
 
 # A coordinate that the owner writes is one chunk, or several of at most this size.
 _COORDINATE_CHUNK_NBYTES = 64 * 1024 * 1024
+# On disk. Do not change; see FORMAT.md. An index of 64 MiB: whoever reads one value reads all of it.
+MAX_CHUNKS = 2**22
 # Readers with 32-bit sizes exist, and a shard is held in memory while it is written.
 _MAX_SHARD_NBYTES = 2**31 - 1
 # NaT as an integer, and the units that xarray decodes no timedelta to.
@@ -260,6 +262,13 @@ def check_layout(
                 f"give a smaller {'chunk_shape' if shape is chunk else 'shard_shape'}",
                 kind="layout",
             )
+    n_chunks = math.prod(s // c for s, c in zip(shard, chunk, strict=True) if s is not None and c is not None)
+    if n_chunks > MAX_CHUNKS:
+        raise SchemaError(
+            f"variable {name!r}: a shard of {tuple(shard)} has {n_chunks} inner chunks of {tuple(chunk)}, at most "
+            f"{MAX_CHUNKS} are possible; give a larger chunk_shape",
+            kind="layout",
+        )
 
 
 def coordinate_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -76,6 +76,9 @@ class Transport(Protocol):
     def gather(self, data: bytes, timeout: float) -> list[bytes] | None:
         """Gather on rank 0, where the list is returned; TimeoutError after ``timeout`` seconds."""
 
+    def start_max(self, values: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Begin to find the highest of each number over all ranks; return what gives them, None until all came."""
+
     def swap(
         self,
         sends: Sequence[tuple[int, NDArray[Any]]],
@@ -136,6 +139,10 @@ class SerialTransport:
     def gather(self, data: bytes, timeout: float) -> list[bytes] | None:  # noqa: ARG002 (Transport)
         """Return the only token."""
         return [data]
+
+    def start_max(self, values: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Nobody else has numbers."""
+        return lambda: list(values)
 
     def swap(
         self,
@@ -238,6 +245,23 @@ class MPITransport:
         found = bytearray(sum(sizes))
         self._complete(self._comm.Igatherv([data, self._mpi.BYTE], [found, sizes, starts, self._mpi.BYTE], 0), deadline)
         return [bytes(found[s : s + n]) for s, n in zip(starts, sizes, strict=True)]
+
+    def start_max(self, values: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Begin an ``MPI_Iallreduce``, which whoever waits tests until a deadline of its own."""
+        mine = np.array(values, np.int64)
+        highest = np.empty_like(mine)
+        request = self._comm.Iallreduce([mine, self._mpi.INT64_T], [highest, self._mpi.INT64_T], self._mpi.MAX)
+        kept = (self, request, mine, highest)
+        # Until it is complete MPI may write there, whatever becomes of those who wait.
+        _not_freed.append(kept)
+
+        def found() -> list[int] | None:
+            if not request.Test():
+                return None
+            _not_freed[:] = [other for other in _not_freed if other is not kept]
+            return [int(n) for n in highest]
+
+        return found
 
     def swap(
         self,

@@ -44,7 +44,8 @@ class ForeignStore:
     """
 
     def __init__(self, store: ReadableStore) -> None:
-        self._store = store
+        # What others wrote may be put together of links; a stream never is.
+        self._store = store.following_links() if isinstance(store, LocalStore) else store
         # An array's document is read once: this reader stays with what it found.
         self._known: dict[str, Node] = {}
 

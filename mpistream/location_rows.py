@@ -25,7 +25,7 @@ from mpistream.pipeline import Loan
 from mpistream.ranges import Ranges, covers, inside, members
 from mpistream.staged import StagedObject
 from mpistream.staging import Stager
-from mpistream.store import Store
+from mpistream.store import Store, read_whole
 from mpistream.tiling import Interval
 from mpistream.zarr3.metadata import chunk_key
 from mpistream.zarr3.shard import ChunkEncoder, OpenShard, Scratch, read_shard
@@ -289,7 +289,7 @@ class LocationRows:
         """Return the bytes of a row: the committed series as they lie, then the new ones."""
         assert found.buffer is not None
         if found.kept:
-            data = self._store.read(key)
+            data = read_whole(self._store, key, self._encoder.spec.max_nbytes)
             if data is None:
                 raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
             try:

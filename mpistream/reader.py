@@ -239,7 +239,7 @@ class StoreReader:
         return self._records(array, (start, stop), tuple(others))
 
     def _records(self, array: ArraySpec, records: Interval, box: Box) -> NDArray[Any]:
-        out, error = np.empty([b - a for a, b in (records, *box)], array.dtype), None
+        out, error = _room(array.name, [b - a for a, b in (records, *box)], array.dtype), None
         if out.size:
             try:
                 self._arrays.read_records(array, records, box, out)
@@ -257,7 +257,8 @@ class StoreReader:
         return np.array(values[slice(*box[0])])
 
     def _mask(self) -> NDArray[np.bool_]:
-        mask = np.zeros(self.n_records, bool)
+        mask = _room("committed", [self.n_records], np.dtype(bool))
+        mask[:] = False
         for start, stop in self.committed:
             mask[start:stop] = True
         return mask
@@ -492,7 +493,7 @@ class StoreReader:
         return [region.get(dim, axis) for dim, axis in axes]
 
     def _read(self, array: ArraySpec, record: int | None, axes: Sequence[Axis]) -> NDArray[Any]:
-        out = np.empty(axis_lengths(axes), array.dtype)
+        out = _room(array.name, axis_lengths(axes), array.dtype)
         if out.size == 0:
             return out
         error = None
@@ -546,7 +547,7 @@ class StoreReader:
             raise error
 
     def _series(self, array: ArraySpec, start: int, stop: int) -> NDArray[Any]:
-        out, error = np.empty(stop - start, array.dtype), None
+        out, error = _room(array.name, [stop - start], array.dtype), None
         try:
             self._arrays.read_series(array, start, out)
         except FormatError as found:
@@ -650,6 +651,18 @@ class StoreReader:
 
 def _not_committed(name: str, record: int) -> SchemaError:
     return SchemaError(f"record {record} of {name!r} is not committed; refresh() looks again", kind="not_committed")
+
+
+def _room(name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array for what is read; how large it is may be what a store claims."""
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError) as error:
+        raise SchemaError(
+            f"{name!r}: {' x '.join(map(str, shape))} values of {dtype.name} are too many for memory; read a smaller "
+            "region",
+            kind="region",
+        ) from error
 
 
 def _held_box(array: ArraySpec, region: Region) -> Box:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mpistream.commit import recover
 from mpistream.epoch import EpochState
-from mpistream.errors import ResumeError, SchemaError
+from mpistream.errors import FormatError, ResumeError, SchemaError
 from mpistream.hierarchy import warn_if_hidden
 from mpistream.manifest import (
     FOLDER,
@@ -127,6 +127,8 @@ class ResumeRequest:
         self._at, self._expect = (encode_time(t, time.units, time.calendar) for t in self._times.values())
         if self._given is not None:
             _check_same_schema(self._given, manifest)
+        if not manifest.schema.is_location_series:
+            _check_last_time(store, manifest)
         n_keep, last_t, _ = self._cut(store, manifest)
         n_kept = count(inside(manifest.committed, 0, n_keep))
         if self._expect is not None and last_t != self._expect:
@@ -160,6 +162,12 @@ class ResumeRequest:
         kept = inside(manifest.committed, 0, n_keep)
         dropped = inside(manifest.committed, n_keep, n)
         return n_keep, times.at(kept[-1][1] - 1) if kept else None, [times.at(i) for i in members(dropped)]
+
+    def foreseen(self, store: Store) -> Resumed:
+        """Return what `begin` would do now, once `check` was called; nothing is written."""
+        manifest = self._read(store)
+        _, last_t, dropped_times = self._cut(store, manifest)
+        return Resumed(n_dropped=len(dropped_times), last_t=last_t, at=self._at, previous_epoch=manifest.epoch)
 
     def begin(self, store: Store, claimed: Claim, epoch: EpochState | None, options: Options) -> tuple[Owner, Resumed]:
         """Recover: new manifest, then documents, then set aside what was dropped.
@@ -251,6 +259,18 @@ def _check_same_schema(given: StreamSchema, manifest: Manifest) -> None:
         a.values is not None for a in given.arrays.values()
     ):
         raise ResumeError("the given schema's coordinate values are not the store's", kind="coordinates")
+
+
+def _check_last_time(store: Store, manifest: Manifest) -> None:
+    if not manifest.committed:
+        return
+    t = StoredTimes(store, manifest).at(manifest.committed[-1][1] - 1)
+    if t != manifest.last_t:
+        raise FormatError(
+            f"{store.url}: the last committed record has t = {t!r}, the manifest says {manifest.last_t!r}; the store "
+            "is damaged",
+            kind="times",
+        )
 
 
 class StoredTimes:

@@ -27,7 +27,7 @@ from mpistream.pipeline import Line, Loan
 from mpistream.ranges import Ranges, covers, inside, members
 from mpistream.staged import StagedObject
 from mpistream.staging import Stager
-from mpistream.store import Store
+from mpistream.store import Store, read_whole
 from mpistream.tiling import Box, box_contains, box_n_cells, slices_in
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import chunk_key
@@ -281,7 +281,7 @@ class ShardRows:
                 continue
             key = self._key(row, at.index)
             if staged is None:
-                data = self._store.read(key)
+                data = read_whole(self._store, key, self._encoder.spec.max_nbytes)
             else:
                 self._stager.settle(staged.objects[i])
                 data = staged.objects[i].read_back(self._store)

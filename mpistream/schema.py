@@ -48,10 +48,12 @@ from mpistream.rounding import checked_keep_bits
 from mpistream.strings import is_string
 from mpistream.zarr3.codecs import profile_chain, vlen_utf8
 
-__all__ = ["COMMITTED_NAME", "StreamSchema", "schema_fingerprint"]
+__all__ = ["COMMITTED_NAME", "StreamSchema", "schema_fingerprint", "values_digest"]
 
 # On disk. Do not change; see FORMAT.md.
 COMMITTED_NAME = "committed"
+# Whoever opens a store for writing makes a list of them, and no file system bears so many files a record.
+MAX_SHARDS = 2**20
 _COMMITTED_CHUNK = 65536
 # Not the version of the package: the document of a store never changes, and what it says is fixed by the format.
 _IMPLEMENTATION = "mpistream version 1 (store format 1; IEEE 754 round to nearest, ties to even)"
@@ -63,7 +65,11 @@ def _digest(value: Any) -> str | None:
     return value
 
 
-def _values_digest(values: NDArray[Any]) -> str:
+def values_digest(values: NDArray[Any]) -> str:
+    """Return the sha256 of a coordinate's values, as the manifest has it.
+
+    Not collective.
+    """
     if values.dtype.kind == "T":
         return hashlib.sha256(vlen_utf8(values)).hexdigest()
     return hashlib.sha256(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()).hexdigest()
@@ -239,7 +245,7 @@ class StreamSchema:
             chunk_shape=chunk,
             keep_bits=keep_bits,
             values=values,
-            digest=_values_digest(values) if values is not None else getattr(item, "digest", None),
+            digest=values_digest(values) if values is not None else getattr(item, "digest", None),
             staggered=MappingProxyType({d: self.staggered[d] for d in dims if d in self.staggered}),
         )
 
@@ -423,6 +429,21 @@ class StreamSchema:
         own = (self.time_array, self.committed_array, self.quantization_array)
         return tuple(array for array in own if array is not None)
 
+    def with_attrs(self, attrs: Mapping[str, Any]) -> StreamSchema:
+        """Return this schema with more attributes of the group.
+
+        Not collective.
+
+        Raises
+        ------
+        SchemaError
+            Kind ``attribute`` for what JSON has no form for.
+        """
+        new = StreamSchema.__new__(StreamSchema)
+        new.__dict__.update(self.__dict__)
+        new.attrs = MappingProxyType(json_object("group attributes", {**self.attrs, **attrs}))
+        return new
+
     def with_layout(self, layout: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> StreamSchema:
         """Return this schema with the layout of some arrays given.
 
@@ -442,6 +463,12 @@ class StreamSchema:
                 raise SchemaError(f"layout of {name!r}: {shard} and {chunk} are not for an array here", kind="layout")
             check_layout(name, arrays[name].dims, arrays[name].dtype.itemsize, shard, chunk)
             arrays[name] = replace(arrays[name], shard_shape=tuple(shard), chunk_shape=tuple(chunk))
+            if arrays[name].is_resolved and arrays[name].is_sharded and arrays[name].grid.n_shards > MAX_SHARDS:
+                raise SchemaError(
+                    f"variable {name!r}: {arrays[name].grid.n_shards} shards of {tuple(shard)} a record, at most "
+                    f"{MAX_SHARDS} are possible; give a larger shard_shape",
+                    kind="layout",
+                )
         new.arrays = MappingProxyType(arrays)
         return new
 

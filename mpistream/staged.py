@@ -17,7 +17,7 @@ from mpistream.errors import StoreError
 from mpistream.fence import fenced
 from mpistream.pipeline import Line, Loan, Pool
 from mpistream.stats import WriterStats
-from mpistream.store import Store
+from mpistream.store import Store, read_whole
 from mpistream.zarr3.shard import Scratch
 
 __all__ = ["Source", "StagedObject", "Work"]
@@ -75,7 +75,8 @@ class StagedObject:
         if pieces is not None:
             return b"".join(bytes(p) for p in pieces)
         # Placed, or it was and the sync of its name failed: then its bytes lie under its key, as `Work.stage` says.
-        return store.read(self.key if self.is_placed or self.staged_key is None else self.staged_key)
+        key = self.key if self.is_placed or self.staged_key is None else self.staged_key
+        return read_whole(store, key, self.nbytes)
 
 
 class Work:
@@ -136,7 +137,7 @@ class Work:
         try:
             if item.pieces is None:
                 # It was placed, and the sync of its name failed: its bytes lie under its key.
-                data = self._store.read(item.key)
+                data = read_whole(self._store, item.key, item.nbytes)
                 if data is None:
                     raise StoreError(f"{item.key}: gone after the sync of its folder failed; roll back", kind="io")
                 item.pieces = [data]

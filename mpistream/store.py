@@ -20,10 +20,11 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 from urllib.parse import unquote
 
-from mpistream.errors import StoreError
-from mpistream.local_store import Buffer, LocalStore
+from mpistream.errors import FormatError, StoreError
+from mpistream.local_store import MAX_READ_NBYTES, Buffer, LocalStore
 
 __all__ = [
+    "MAX_READ_NBYTES",
     "Listable",
     "Nested",
     "ObjectReader",
@@ -33,6 +34,7 @@ __all__ = [
     "Writable",
     "open_readable",
     "open_store",
+    "read_whole",
 ]
 
 
@@ -53,7 +55,10 @@ class Readable(Protocol):
     """A store whose objects can be read."""
 
     def read(self, key: str) -> bytes | None:
-        """Return an object, or None when there is none."""
+        """Return an object that is read whole, a document or a chunk; None when there is none.
+
+        A local folder refuses one of more than `MAX_READ_NBYTES`, FormatError of kind ``size``: see `read_whole`.
+        """
 
     def open(self, key: str) -> ObjectReader | None:
         """Open an object for reads of ranges, or None when there is none."""
@@ -126,6 +131,36 @@ class ReadableStore(Readable, Listable, Protocol):
 
 class Store(ReadableStore, Writable, Protocol):
     """A store with every capability."""
+
+
+def read_whole(store: Readable, key: str, at_most: int) -> bytes | None:
+    """Return an object that may be large, a shard; None when there is none.
+
+    Not collective.
+
+    Parameters
+    ----------
+    store
+        The store.
+    key
+        The object.
+    at_most
+        Bytes that it can have.
+
+    Raises
+    ------
+    FormatError
+        Kind ``size`` for one that has more; it is not read.
+    """
+    opened = store.open(key)
+    if opened is None:
+        return None
+    try:
+        if opened.nbytes > at_most:
+            raise FormatError(f"{key}: {opened.nbytes} bytes, it can have at most {at_most}", kind="size")
+        return opened.read(0, opened.nbytes)
+    finally:
+        opened.close()
 
 
 def open_store(url: str | os.PathLike[str] | Store) -> Store:

@@ -18,6 +18,7 @@ LAYERS = """
     _version  errors  zarr3  refresher
     strings  names  times  block  rounding  tiling  ranges  options  cores
     local_store  store  memory_store  comm  agreement
+    walltime  preemption
     zarr3.codecs  zarr3.shard  zarr3.splice
     description  region  grid  indices  rearrange  arrays  cf  schema
     locations
@@ -30,11 +31,12 @@ LAYERS = """
     owner
     reader
     committing  indexing  opening  creating  resuming  repairing  carrying
-    parallel  location_writer  several  session  location_series  parts
+    parallel  location_writer  several  session  location_series  parts  checkpoints
+    checks  inspection  verify
     __init__
     info  benchmarking
     cli  cli.terminal
-    cli.bench  cli.commit  cli.info  cli.plan  cli.repair
+    cli.bench  cli.commit  cli.info  cli.plan  cli.repair  cli.truncate  cli.verify
     cli.verbs
     __main__
 """
@@ -87,6 +89,7 @@ LOCAL_IMPORTS: dict[str, set[str]] = {
     "zarr": set(),
     "h5py": set(),
     "xarray": {"reader"},
+    "subprocess": {"walltime"},
     "typer": set(),
     "rich": set(),
     "matplotlib": set(),

@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +72,28 @@ def end(process: subprocess.Popen[str], mark: str) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_GRACE_SECONDS)
             break
+    # Until none is left: what still runs would write into a folder that is being removed.
+    until = time.monotonic() + _GRACE_SECONDS
+    while (pids := with_mark(mark)) and time.monotonic() < until:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+
+
+def with_mark(mark: str) -> list[int]:
+    """Return the processes that have this in their environment."""
+    found = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if mark.encode() in environ.read_bytes().split(b"\0"):
-                os.kill(int(environ.parent.name), signal.SIGKILL)
+                found.append(int(environ.parent.name))
+    return found
 
 
 def turn(row: Row, layout: str, case: Case, folder: str | None) -> dict[str, Any]:
     """Run one turn; return what rank 0 says, or {"failed": why}."""
-    with tempfile.TemporaryDirectory(prefix="mpistream-peers-", dir=folder) as path:
+    with tempfile.TemporaryDirectory(prefix="mpistream-peers-", dir=folder, ignore_cleanup_errors=True) as path:
         job = {**_JOB, **case.job, "peer": row.peer, "options": row.options, "task": case.task}
         job |= {"layout": layout, "folder": path}
         command, environment = command_of(row, case, job)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpistream.cli import bench, commit, info, plan, repair
+from mpistream.cli import bench, commit, info, plan, repair, truncate, verify
 from mpistream.cli.terminal import app
 
-__all__ = ["app", "bench", "commit", "info", "plan", "repair"]
+__all__ = ["app", "bench", "commit", "info", "plan", "repair", "truncate", "verify"]

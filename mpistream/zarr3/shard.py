@@ -52,6 +52,9 @@ MISSING = 2**64 - 1
 _ENTRY = np.dtype("<u8")
 _CRC_NBYTES = 4
 
+# Far below what a process can hold, far above the shards that rows of many versions belong to.
+_MIN_ROOM_NBYTES = 256 * 1024 * 1024
+
 # Neighbours with a gap of at most this are read in one call: a seek costs more than the bytes between.
 _MAX_GAP_NBYTES = 64 * 1024
 _MAX_READ_NBYTES = 64 * 1024 * 1024
@@ -82,6 +85,16 @@ class ShardSpec:
     def index_nbytes(self) -> int:
         """Bytes of the index with its checksum."""
         return 16 * math.prod(self.n_chunks) + _CRC_NBYTES
+
+    @property
+    def max_nbytes(self) -> int:
+        """More than an object has that was written in good faith.
+
+        Each inner chunk once for every record that it holds, and for two that were given up; runs that gave up many
+        more are left room for, where the shards are small.
+        """
+        chunks = math.prod(self.n_chunks) * self.codec.max_nbytes(self.chunk_shape)
+        return self.index_nbytes + max((2 + self.chunk_shape[0]) * chunks, _MIN_ROOM_NBYTES)
 
 
 def index_bytes(entries: NDArray[np.uint64]) -> bytes:
@@ -444,6 +457,7 @@ def read_shard(
     entries = parse_index(read(0 if spec.is_index_first else object_nbytes - nbytes, nbytes), spec, object_nbytes)
     grid = np.arange(len(entries)).reshape(spec.n_chunks)
     wanted: list[tuple[int, int, Slices, Slices]] = []
+    most = spec.codec.max_nbytes(spec.chunk_shape)
     ranges = [range(lo // c, -(-hi // c)) for (lo, hi), c in zip(box, spec.chunk_shape, strict=True)]
     for index in itertools.product(*ranges):
         target, source = [], []
@@ -454,6 +468,9 @@ def read_shard(
         offset, nbytes = (int(v) for v in entries[grid[index]])
         if offset == MISSING:
             out[tuple(target)] = spec.fill
+        elif nbytes > most:
+            # Said before it is read: memory is what a wrong number would cost.
+            raise FormatError(f"inner chunk {index} claims {nbytes} bytes, it can have at most {most}", kind="chunk")
         else:
             wanted.append((offset, nbytes, tuple(target), tuple(source)))
     wanted.sort(key=lambda w: w[:2])

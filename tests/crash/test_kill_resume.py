@@ -17,6 +17,7 @@ from tests.support import writing_job
 from tests.support.collective import at_most, keys
 from tests.support.mpi_run import MPIJob, mpiexec, start_mpiexec
 from tests.support.scene import assert_holds, plain, time_of
+from tests.support.verified import assert_no_damage, assert_sound
 from tests.support.wait import wait_until
 from tests.support.writing_job import SCENE, SHARD, said_path
 
@@ -92,6 +93,7 @@ def _assert_committed(url: Path, n_min: int, n_max: int) -> int:
         np.testing.assert_array_equal(group[name][...], expected[:n_plain], err_msg=name, strict=True)
         for i in range(n):
             np.testing.assert_array_equal(reader.read_record(name, i), expected[i], err_msg=f"{name} {i}", strict=True)
+    assert_no_damage(url)
     return n
 
 
@@ -119,6 +121,7 @@ def _finish(w: ms.StreamWriter, url: Path, n_more: int = 3) -> None:
     # Of the stage folder and of what was dropped nothing is left.
     expected = {"manifest.json", "lease", f"layout-{w.epoch}.json", *(f"epochs/{e}" for e in range(1, w.epoch + 1))}
     assert keys(url, ours=True) == {f".mpistream/{name}" for name in expected}
+    assert_sound(url)
 
 
 @pytest.mark.slow
@@ -157,6 +160,7 @@ def test_job_killed_again_and_again_loses_nothing_that_was_acknowledged(tmp_path
     for name in ("time", *SCENE.variables, *SCENE.statics, *SCENE.coords):
         assert killed[name][...].tobytes() == whole[name][...].tobytes()
         assert (url / name / "zarr.json").read_bytes() == (tmp_path / "whole" / name / "zarr.json").read_bytes()
+    assert_sound(url)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -173,6 +177,7 @@ def test_job_that_loses_one_rank_can_be_resumed(tmp_path: Path, rank: int) -> No
     mpiexec(2, _args(url, n + 3), timeout=60)
     assert_holds(url, SCENE, [0] * (n + 3))
     assert keys(url) == SCENE.keys(n + 3, SHARD)
+    assert_sound(url)
 
 
 # Where a job of three ranks is killed: who hangs in which call on which key, in the commit of which record, and how
@@ -222,6 +227,7 @@ def test_job_killed_while_it_makes_the_store_has_made_none(tmp_path: Path, hang:
     mpiexec(2, _args(url, 5), timeout=60)
     assert_holds(url, SCENE, [0] * 5)
     assert keys(url) == SCENE.keys(5, SHARD)
+    assert_sound(url)
 
 
 def _aside(url: Path) -> dict[str, bytes]:
@@ -241,6 +247,7 @@ def test_job_killed_right_after_a_resume_has_destroyed_nothing(tmp_path: Path) -
             assert (opened["opened"], opened["stray"]) == (n_kept, [])
             job.kill_ranks()
     assert_holds(url, SCENE, [0] * 6)
+    assert_no_damage(url)
 
     # Records 6 to 10 were in the rows 1 and 2; time, and what lies over time alone, is one chunk.
     lost = {k for k in old if k.startswith(("u/c/1/", "u/c/2/", "zonal/c/1/", "zonal/c/2/", "time/c/", "total/c/"))}

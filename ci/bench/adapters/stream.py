@@ -6,7 +6,6 @@ background, the commit does not wait for it either, and closing waits for all.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import numpy as np
@@ -49,10 +48,7 @@ class Peer(Base):
         region = {"y": (self.rows.start, self.rows.stop)}
         path = self.folder / "run.zarr"
         self.writer = ms.write_open(path, schema, comm=self.comm, region=region, options=options)
-        waits = (
-            {} if threads == 0 or "wait" not in inspect.signature(self.writer.commit).parameters else {"wait": False}
-        )
-        self.commit = lambda: self.writer.commit(**waits)
+        self.waits = threads == 0
 
     def write(self, i: int, blocks: list[Any]) -> None:
         arrays = dict(zip(self.job.names, blocks, strict=True))
@@ -60,7 +56,7 @@ class Peer(Base):
             self.writer.write_record(self.times[i], arrays)
         else:
             self.writer.write_record_at(i, self.times[i], arrays)
-        self.commit()
+        self.writer.commit(wait=self.waits)
 
     def close(self) -> None:
         self.writer.close()

@@ -7,8 +7,9 @@ from typing import Any
 
 from adapters.cases import MIB
 
-# What a writer with threads=0 may hold beside the encoded bytes of a shard: two inner chunks, and small things.
-_SCRATCH_NBYTES = 8 * MIB
+# What a writer with threads=0 may hold beside the encoded bytes of a shard: two inner chunks and small things, and on
+# rank 0 what zarr-python took when it made the documents of the store, about 5 MiB.
+_SCRATCH_NBYTES = 12 * MIB
 
 
 @dataclass(frozen=True)
