@@ -56,6 +56,8 @@ def assert_holds(url: Path, locations: Iterable[int], **more: Any) -> None:
     found = read_zarr(url)
     for name, values in expected(list(locations), **more).items():
         np.testing.assert_array_equal(found[name], values, err_msg=name)
+    report = ms.verify(url)
+    assert (report.damage, report.leftovers) == ((), ())
 
 
 @st.composite
@@ -291,6 +293,18 @@ def test_series_that_are_refused(tmp_path: Path) -> None:
         w.write_location(2, {})
 
 
+def test_damage_is_found(tmp_path: Path) -> None:
+    """The checker names the variable and the locations of a chunk that is damaged, and compares times and ids."""
+    url = tmp_path / "series.zarr"
+    with opened(url) as w:
+        write(w, w.missing())
+    for key in ("flow/c/1/0", "time/c/0", "id/c/0"):
+        data = (url / key).read_bytes()
+        (url / key).write_bytes(data[:3] + b"?" + data[4:])
+    found = {(f.key, f.variable, f.records) for f in ms.verify(url).damage}
+    assert found == {("flow/c/1/0", "flow", (5, 10)), ("time/c/0", "time", None), ("id/c/0", "id", None)}
+
+
 def test_resume_takes_no_times(tmp_path: Path) -> None:
     """A location has no time to go back to."""
     url = tmp_path / "series.zarr"
@@ -298,6 +312,8 @@ def test_resume_takes_no_times(tmp_path: Path) -> None:
     for times in ({"at": 0.0}, {"expect_last_t": 0.0}):
         with pytest.raises(ms.SchemaError, match="is a location series, whose records are locations"):
             ms.write_resume(url, **times)  # type: ignore[arg-type]
+    with pytest.raises(ms.SchemaError, match="is a location series, whose records are locations"):
+        ms.truncate(url, at=0.0)
     with pytest.raises(ms.SchemaError, match="a share of a location series is one range"):
         ms.write_resume(url, region=ms.Indices({"id": np.arange(23)}))
 
