@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from mpistream.arrays import SERIES_CHUNK, ArraySpec
 from mpistream.errors import FormatError
+from mpistream.shard_reads import Wanted, read_boxes
 from mpistream.store import Readable
-from mpistream.tiling import Box, Interval
+from mpistream.tiling import Box
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import chunk_key
-from mpistream.zarr3.shard import read_shard
 
 __all__ = ["ArrayReader", "cells", "slices"]
 
@@ -37,6 +37,11 @@ def slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(a, b) for a, b in box)
 
 
+def _refuse_absent(key: str, out: NDArray[Any]) -> None:
+    del out
+    raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
+
+
 class ArrayReader:
     """Reads arrays of one stream.
 
@@ -52,25 +57,19 @@ class ArrayReader:
         self._store = store
         self._separator = separator
 
-    def read_shards(self, array: ArraySpec, record: int | None, box: Box, out: NDArray[Any]) -> None:
-        """Decode a box of one record, or of a static, from its shards into ``out``."""
-        start = record or 0
-        self.read_records(array, (start, start + 1), box, out[np.newaxis])
+    def read_shards(self, array: ArraySpec, start: int, box: Box, out: NDArray[Any]) -> None:
+        """Decode a box of the records from ``start`` on, or of a static (one record, 0), from its shards into ``out``.
 
-    def read_records(self, array: ArraySpec, records: Interval, box: Box, out: NDArray[Any]) -> None:
-        """Decode a box of several records into ``out``; what shares an inner chunk is decoded once."""
-        spec, grid = array.shard_spec(), array.grid
-        for index, inside, within in cells((records, *box), (array.row_length, *grid.shard_shape)):
-            key = chunk_key(array.name, self._separator, index if array.has_time else index[1:])
-            opened = self._store.open(key)
-            if opened is None:
-                raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
-            try:
-                read_shard(spec, opened.nbytes, opened.read, inside, out[slices(within)])
-            except FormatError as error:
-                raise FormatError(f"{key}: {error}", kind=error.kind) from error
-            finally:
-                opened.close()
+        The first dim of ``out`` are the records.
+        """
+        wanted_box = ((start, start + len(out)), *box)
+
+        def wanted() -> Iterator[Wanted]:
+            for (row, *shard), inside, within in cells(wanted_box, (array.row_length, *array.grid.shard_shape)):
+                index = (row, *shard) if array.has_time else shard
+                yield chunk_key(array.name, self._separator, index), inside, out[slices(within)]
+
+        read_boxes(self._store, array.shard_spec(), wanted(), out.nbytes, _refuse_absent)
 
     def read_chunks(self, array: ArraySpec, box: Box, out: NDArray[Any]) -> None:
         """Decode a box of an array in plain chunks into ``out``."""

@@ -11,6 +11,7 @@ Rules of this room:
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -39,6 +40,8 @@ _SPIN_SECONDS = 0.001
 _MIN_SLEEP_SECONDS = 0.0001
 _MAX_SLEEP_SECONDS = 0.005
 
+# So many messages may be held before those that have left are let go.
+_MIN_LOOK_AT = 16
 # Between two looks for messages while arrays move: a look costs microseconds, and whoever left is heard in time.
 _LOOK_SECONDS = 0.002
 
@@ -210,13 +213,17 @@ class MPITransport:
         self.rank: int = self._comm.rank
         self.size: int = self._comm.size
         self._sends: list[tuple[Any, bytes]] = []
+        self._look_at = _MIN_LOOK_AT
         self._datatypes: dict[Any, Any] = {}
         # The first use of a communicator may set up connections: here, on this thread, not amid a commit.
         self.gather(b"", timeout)
 
     def send(self, dest: int, tag: int, data: bytes) -> None:
         """Send without waiting; the message is held until it has left."""
-        self._sends = [(r, d) for r, d in self._sends if not r.Test()]
+        if len(self._sends) >= self._look_at:
+            self._sends = [(r, d) for r, d in self._sends if not r.Test()]
+            # So that messages to very many ranks are not looked at again with each one more.
+            self._look_at = max(_MIN_LOOK_AT, 2 * len(self._sends))
         self._sends.append((self._comm.Isend([data, self._mpi.BYTE], dest, tag), data))
 
     def poll(self, tag: int) -> tuple[int, bytes] | None:
@@ -241,7 +248,7 @@ class MPITransport:
             self._complete(self._comm.Igatherv([data, self._mpi.BYTE], None, 0), deadline, data)
             return None
         sizes = [int.from_bytes(counts[i : i + 8], sys.byteorder) for i in range(0, len(counts), 8)]
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        starts = [0, *itertools.accumulate(sizes)][:-1]
         found = bytearray(sum(sizes))
         self._complete(self._comm.Igatherv([data, self._mpi.BYTE], [found, sizes, starts, self._mpi.BYTE], 0), deadline)
         return [bytes(found[s : s + n]) for s, n in zip(starts, sizes, strict=True)]

@@ -15,7 +15,8 @@ A commit has eight steps, and their order is what keeps the promises:
 8. *Publish.* The owner brings the Zarr documents in step with the manifest.
 
 This room is step 5, and the same decision for a resume: `recover`. Where several streams are committed together, each
-step is done for all of them before the next, but for the manifests, which are renamed one after the other.
+step is done for all of them before the next, but for the manifests, which are renamed one after the other. A commit
+that does not wait for step 1 says in step 2 what is staged by now, and takes what all have: `mpistream.committing`.
 
 Invariants
 ----------
@@ -34,6 +35,7 @@ then an object that replaces one with committed records is synced, and so is the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -115,7 +117,8 @@ def decide(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken],
         return Decision(faults=tuple(faults))
     names = sorted({name for t in tokens for name in t.statics})
     n_packs = sum(t.n_packs for t in tokens)
-    records = union(*(t.records for t in tokens))
+    is_of_each = manifest.schema.is_location_series
+    records = union(*(t.records for t in tokens)) if is_of_each else tokens[0].records
     new = next_manifest(manifest, records, times, names, n_packs)
     receipt = CommitReceipt(
         commit_seq=new.commit_seq,
@@ -225,28 +228,24 @@ def restore(manifest: Manifest, times: Sequence[float]) -> Manifest:
     return replace(new, floors=raise_floors(manifest.floors, records, new.commit_seq), blob_floors=blob_floors)
 
 
+# A commit of a million ranks has a million tokens: one expression over all of them finds those that are not right, and
+# only these are taken apart.
+
+
 def _identity_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken]) -> list[Fault]:
     """One token per writer, all of this store, opening and base."""
+    ours = (manifest.store_id, manifest.fingerprint, manifest.epoch, manifest.run_id, manifest.commit_seq)
     faults = []
-    seen: dict[int, int] = {}
-    for t in tokens:
-        seen[t.writer] = seen.get(t.writer, 0) + 1
-        for what, theirs, ours in (
-            ("store", t.store_id, manifest.store_id),
-            ("schema fingerprint", t.fingerprint, manifest.fingerprint),
-            ("epoch", t.epoch, manifest.epoch),
-            ("run", t.run_id, manifest.run_id),
-            ("base commit", t.base_seq, manifest.commit_seq),
-        ):
-            if theirs != ours:
-                faults.append(
-                    Fault(
-                        kind="token",
-                        text=f"rank {t.writer}: token of {what} {theirs}, not {ours}",
-                        writer=t.writer,
-                    )
-                )
-                break
+    for t in [t for t in tokens if (t.store_id, t.fingerprint, t.epoch, t.run_id, t.base_seq) != ours]:
+        theirs = (t.store_id, t.fingerprint, t.epoch, t.run_id, t.base_seq)
+        what, a, b = next(
+            (what, a, b)
+            for what, a, b in zip(
+                ("store", "schema fingerprint", "epoch", "run", "base commit"), theirs, ours, strict=True
+            )
+            if a != b
+        )
+        faults.append(Fault(kind="token", text=f"rank {t.writer}: token of {what} {a}, not {b}", writer=t.writer))
     faults += [
         Fault(
             kind="token", text=f"rank {t.writer}: {t.n_packs} packs of blobs, a writer has one or none", writer=t.writer
@@ -254,14 +253,13 @@ def _identity_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[Com
         for t in tokens
         if t.n_packs not in (0, 1)
     ]
-    for writer in range(len(epoch.regions)):
-        n = seen.pop(writer, 0)
-        if n != 1:
-            text = f"rank {writer}: no token" if n == 0 else f"rank {writer}: {n} tokens"
-            faults.append(Fault(kind="token", text=text, writer=writer))
+    seen, n_writers = Counter([t.writer for t in tokens]), len(epoch.regions)
+    for writer in [w for w in range(n_writers) if seen.get(w) != 1]:
+        text = f"rank {writer}: no token" if writer not in seen else f"rank {writer}: {seen[writer]} tokens"
+        faults.append(Fault(kind="token", text=text, writer=writer))
     faults += [
-        Fault(kind="token", text=f"token of rank {w}, there are {len(epoch.regions)} ranks", writer=w)
-        for w in sorted(seen)
+        Fault(kind="token", text=f"token of rank {w}, there are {n_writers} ranks", writer=w)
+        for w in sorted(w for w in seen if not 0 <= w < n_writers)
     ]
     return faults
 
@@ -341,15 +339,27 @@ def _cover_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[Commit
     ]
     streaming = [a.name for a in manifest.schema.arrays.values() if a.has_time]
     statics = {a.name for a in manifest.schema.arrays.values() if a.role is Role.STATIC}
-    for t in tokens:
-        n_records = count(t.records)
-        wanted = [(name, n_records, t.n_cells.get(name, 0)) for name in streaming]
-        wanted += [(name, 1, t.statics.get(name, 0)) for name in sorted(named & statics)]
+    n_of = [count(tokens[0].records)] * len(epoch.regions)  # the same in all of them
+    if manifest.schema.is_location_series:
+        for t in tokens:
+            n_of[t.writer] = count(t.records)
+    new = sorted(named & statics)
+    wrong = [t for t in tokens if not (t.n_cells.keys() <= set(streaming) and t.statics.keys() <= statics)]
+    for name in streaming:
+        cells = epoch.n_cells[name]
+        wrong += [t for t in tokens if t.n_cells.get(name, 0) != cells[t.writer] * n_of[t.writer]]
+    for name in new:
+        cells = epoch.n_cells[name]
+        wrong += [t for t in tokens if t.statics.get(name, 0) != cells[t.writer]]
+    at_fault = {t.writer for t in wrong}
+    for t in [t for t in tokens if t.writer in at_fault] if at_fault else ():
         unknown = {*(set(t.n_cells) - set(streaming)), *(set(t.statics) - statics)}
         faults += [
             Fault(kind="tiling", text=f"rank {t.writer}: unknown variable {name!r}", writer=t.writer)
             for name in sorted(unknown)
         ]
+        wanted = [(name, n_of[t.writer], t.n_cells.get(name, 0)) for name in streaming]
+        wanted += [(name, 1, t.statics.get(name, 0)) for name in new]
         for name, n, found in wanted:
             cells = epoch.n_cells[name]
             if found != cells[t.writer] * n:

@@ -13,11 +13,16 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Self
 
 from mpistream.errors import FormatError, StoreError
+from mpistream.together import run_together
 
-__all__ = ["MAX_READ_NBYTES", "Buffer", "LocalStore"]
+__all__ = ["MAX_READ_NBYTES", "MAX_SYNC_THREADS", "Buffer", "LocalStore"]
+
+# A sync waits and does nothing else, so these are no matter of cores: so many wait together.
+MAX_SYNC_THREADS = 8
 
 Buffer = Any  # anything with the buffer protocol: bytes, memoryview, a contiguous numpy array
 
@@ -39,8 +44,8 @@ def _is_gone(error: OSError) -> bool:
     return error.errno in (errno.ENOENT, errno.ESTALE)
 
 
-def _folders_of(keys: Iterable[str]) -> list[str]:
-    """Return the folders whose entries name ``keys``, deepest first; the root only for keys right in it."""
+def _folders_of(keys: Iterable[str]) -> set[str]:
+    """Return the folders whose entries name ``keys``; the root only for keys right in it."""
     folders: set[str] = set()
     for key in keys:
         folder = key.rpartition("/")[0]
@@ -49,7 +54,7 @@ def _folders_of(keys: Iterable[str]) -> list[str]:
             folder = folder.rpartition("/")[0]
         if "/" not in key:
             folders.add("")
-    return sorted(folders, key=lambda f: (f == "", -f.count("/"), f))
+    return folders
 
 
 def _exists(path: str) -> bool:
@@ -78,6 +83,16 @@ class _FileReader:
         except OSError as error:
             raise StoreError(f"read {self._name}: {error.strerror}", kind="io", errno=error.errno) from error
         return data
+
+    def read_into(self, offset: int, buffer: Buffer) -> int:
+        view, n = memoryview(buffer).cast("B"), 0
+        try:
+            # As above: one call may give less.
+            while n < view.nbytes and (more := os.preadv(self._fd, [view[n:]], offset + n)):
+                n += more
+        except OSError as error:
+            raise StoreError(f"read {self._name}: {error.strerror}", kind="io", errno=error.errno) from error
+        return n
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -296,9 +311,17 @@ class LocalStore:
                 os.rename(source, target)
 
     def sync_folders(self, keys: Iterable[str]) -> None:
-        for folder in _folders_of(keys):
-            with self._errors("sync folder", folder, may_be_gone=True):
-                _sync_path(self._folder(folder))
+        # All at the same time: what waits for a disk, or for a server, waits once. Nothing hangs on their order, since
+        # before all are synced nobody is told of the keys.
+        folders = _folders_of(keys)
+        below = [partial(self._sync_folder, folder) for folder in folders if folder]
+        run_together(below, min(len(below), MAX_SYNC_THREADS))
+        if "" in folders:
+            self._sync_folder("")
+
+    def _sync_folder(self, folder: str) -> None:
+        with self._errors("sync folder", folder, may_be_gone=True):
+            _sync_path(self._folder(folder))
 
     def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:
         path = self._path(target)

@@ -21,14 +21,16 @@ from numpy.typing import NDArray
 
 from mpistream.arrays import ArraySpec
 from mpistream.errors import FormatError
+from mpistream.memory_store import BytesReader
 from mpistream.pipeline import Loan
 from mpistream.ranges import Ranges, covers, inside, members
 from mpistream.staged import StagedObject
 from mpistream.staging import Stager
 from mpistream.store import Store, read_whole
 from mpistream.tiling import Interval
+from mpistream.zarr3.extract import DecodeScratch, plan_reads
 from mpistream.zarr3.metadata import chunk_key
-from mpistream.zarr3.shard import ChunkEncoder, OpenShard, Scratch, read_shard
+from mpistream.zarr3.shard import ChunkEncoder, OpenShard, Scratch
 
 __all__ = ["Buffers", "LocationRows"]
 
@@ -313,8 +315,9 @@ class LocationRows:
         data = item.read_back(self._store)
         if data is None:
             raise FormatError(f"{item.key}: gone from the stage folder; call rollback()", kind="missing")
-        box = [(0, n) for n in buffer.shape]
-        read_shard(self._encoder.spec, len(data), lambda offset, n: data[offset : offset + n], box, buffer)
+        scratch = DecodeScratch()
+        for batch in plan_reads(self._encoder.spec, BytesReader(data), [(0, n) for n in buffer.shape], buffer):
+            batch.decode(scratch)
 
     def _let_go(self, found: _Row) -> None:
         if found.buffer is not None:

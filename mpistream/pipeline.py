@@ -125,13 +125,14 @@ class Pool:
             self._members.append(member)
             while len(self._threads) < max(m.n_threads for m in self._members):
                 thread = threading.Thread(target=self._run, name="mpistream-stage", daemon=True)
-                self._threads.add(thread)
                 try:
                     thread.start()
-                except BaseException:
-                    self._threads.remove(thread)
+                except RuntimeError:  # a limit on threads: one is enough
+                    if self._threads:
+                        break
                     self._members.remove(member)
                     raise
+                self._threads.add(thread)
 
     def leave(self, member: Member) -> None:
         """Do nothing more for a writer; what is queued of it is dropped. It takes no lock."""

@@ -41,7 +41,7 @@ from mpistream.ranges import Ranges, covers, difference, members, ranges_of
 from mpistream.region import Region, box_of_mapping
 from mpistream.schema import StreamSchema
 from mpistream.store import ReadableStore, open_readable
-from mpistream.tiling import Box, Interval
+from mpistream.tiling import Box
 
 __all__ = ["StoreReader", "open_reader", "read_blob", "read_output_manifest", "read_record", "read_static"]
 
@@ -232,21 +232,11 @@ class StoreReader:
         if not array.has_time:
             return self.read_static(path, dict(zip(array.dims, box, strict=True)))
         (start, stop), *others = box
-        if missing := difference(((start, stop),), self.committed):
-            raise _not_committed(path, missing[0][0])
+        for i in difference(((start, stop),), self.committed)[:1]:
+            raise self._not_committed(path, i[0])
         if array.role is Role.SERIES:
             return self._series(array, start, stop)
-        return self._records(array, (start, stop), tuple(others))
-
-    def _records(self, array: ArraySpec, records: Interval, box: Box) -> NDArray[Any]:
-        out, error = _room(array.name, [b - a for a, b in (records, *box)], array.dtype), None
-        if out.size:
-            try:
-                self._arrays.read_records(array, records, box, out)
-            except FormatError as found:
-                error = found
-            self._confirm(*records, error)
-        return out
+        return self._read(array, (start, stop), tuple(others))
 
     def _own(self, path: str, box: Box) -> NDArray[Any]:
         """Return a region of an array that no caller describes."""
@@ -305,11 +295,15 @@ class StoreReader:
             )
         i %= self.n_records
         if not covers(self.committed, i):
-            raise _not_committed(name, i)
+            raise self._not_committed(name, i)
         if array.role is Role.SERIES:
             self._axes(array, region)
             return np.asarray(self._series(array, i, i + 1)[0])
-        return self._read(array, i, self._axes(array, region))
+        return np.asarray(self._read(array, (i, i + 1), self._axes(array, region))[0])
+
+    @staticmethod
+    def _not_committed(name: str, record: int) -> SchemaError:
+        return SchemaError(f"record {record} of {name!r} is not committed; refresh() looks again", kind="not_committed")
 
     def read_location(
         self, name: str, location: SupportsIndex | str, times: tuple[int, int] | None = None
@@ -492,36 +486,41 @@ class StoreReader:
         axes = zip(array.space_dims, axes_of(array.grid, region), strict=True)
         return [region.get(dim, axis) for dim, axis in axes]
 
-    def _read(self, array: ArraySpec, record: int | None, axes: Sequence[Axis]) -> NDArray[Any]:
-        out = _room(array.name, axis_lengths(axes), array.dtype)
+    def _read(self, array: ArraySpec, records: tuple[int, int] | None, axes: Sequence[Axis]) -> NDArray[Any]:
+        """Return a part of an array without time, or of records, which are then the first dim."""
+        start, stop = records or (0, 0)
+        out = _room(array.name, [*((stop - start,) if records else ()), *axis_lengths(axes)], array.dtype)
         if out.size == 0:
             return out
         error = None
         box = tuple(axis for axis in axes if isinstance(axis, tuple))
+        by_record = out if records else out[np.newaxis]
         try:
             if len(box) == len(axes):
-                self._decode(array, record, box, out)
+                self._decode(array, start, box, by_record)
             else:
-                self._decode_cells(array, record, axes, out)
+                self._decode_cells(array, start, axes, by_record)
         except FormatError as found:
             error = found
-        self._confirm(record or 0, 0 if record is None else record + 1, error)
+        self._confirm(start, stop, error)
         return out
 
-    def _decode(self, array: ArraySpec, record: int | None, box: Box, out: NDArray[Any]) -> None:
+    def _decode(self, array: ArraySpec, start: int, box: Box, out: NDArray[Any]) -> None:
         if array.is_whole:
-            self._arrays.read_chunks(array, box, out)
+            self._arrays.read_chunks(array, box, out[0, ...])  # ... keeps an array without dims an array
         else:
-            self._arrays.read_shards(array, record, box, out)
+            self._arrays.read_shards(array, start, box, out)
 
-    def _decode_cells(self, array: ArraySpec, record: int | None, axes: Sequence[Axis], out: NDArray[Any]) -> None:
+    def _decode_cells(self, array: ArraySpec, start: int, axes: Sequence[Axis], out: NDArray[Any]) -> None:
         """Decode shard by shard what has cells of an index list, so that no more than a shard is held beside them."""
         parts = [list(parts_of(axis, n)) for axis, n in zip(axes, array.grid.shard_shape, strict=True)]
+        records = np.arange(len(out))
         for part in itertools.product(*parts):
             box = tuple(interval for interval, _, _ in part)
-            block = np.empty([b - a for a, b in box], array.dtype)
-            self._decode(array, record, box, block)
-            out[np.ix_(*(numbers_of(at) for _, _, at in part))] = block[np.ix_(*(numbers_of(at) for _, at, _ in part))]
+            block = np.empty([len(out), *(b - a for a, b in box)], array.dtype)
+            self._decode(array, start, box, block)
+            into = np.ix_(records, *(numbers_of(at) for _, _, at in part))
+            out[into] = block[np.ix_(records, *(numbers_of(at) for _, at, _ in part))]
 
     def _confirm(self, start: int, stop: int, error: FormatError | None = None) -> None:
         """After a read of records, make sure that they are still those of this state.
@@ -647,10 +646,6 @@ class StoreReader:
         else:
             # The other ranks must not wait for this one in their next call.
             self._channel.post_leave(exc)
-
-
-def _not_committed(name: str, record: int) -> SchemaError:
-    return SchemaError(f"record {record} of {name!r} is not committed; refresh() looks again", kind="not_committed")
 
 
 def _room(name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -20,7 +20,8 @@ from mpistream.manifest import (
 )
 from mpistream.opening import Claim, put_layout, put_manifest, settled
 from mpistream.options import Options
-from mpistream.owner import Owner, put_committed, put_documents
+from mpistream.owner import Owner
+from mpistream.publishing import put_committed, put_documents
 from mpistream.ranges import count, inside, members
 from mpistream.recovery import remove_uncommitted, remove_uncommitted_blobs, set_aside_dropped, tidy
 from mpistream.schema import StreamSchema

@@ -46,6 +46,12 @@ class ObjectReader(Protocol):
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return at most ``nbytes`` bytes from ``offset``; fewer only at the end."""
 
+    def read_into(self, offset: int, buffer: Buffer) -> int:
+        """Fill a buffer from ``offset``; return the number of bytes, fewer only at the end.
+
+        Several threads may read of one object.
+        """
+
     def close(self) -> None:
         """Release the descriptor."""
 
@@ -93,7 +99,7 @@ class Writable(Protocol):
         """Rename a staged object to its key, replacing what is there."""
 
     def sync_folders(self, keys: Iterable[str]) -> None:
-        """Make the names of ``keys`` durable, from the leaf folder up to the first one below the root.
+        """Make the names of ``keys`` durable: all folders from the leaf up to the first one below the root, together.
 
         The root itself is synced, last, when one of the keys lies right in it.
         """

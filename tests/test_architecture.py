@@ -16,17 +16,17 @@ PACKAGE = ROOT / "mpistream"
 # The layers, lowest first. A module may import those of the rows above its own, and those to its left.
 LAYERS = """
     _version  errors  zarr3  refresher
-    strings  names  times  block  rounding  tiling  ranges  options  cores
+    strings  names  times  block  rounding  tiling  ranges  options  cores  together
     local_store  store  memory_store  comm  agreement
     walltime  preemption
-    zarr3.codecs  zarr3.shard  zarr3.splice
+    zarr3.codecs  zarr3.shard  zarr3.splice  zarr3.extract
     description  region  grid  indices  rearrange  arrays  cf  schema
     locations
     layout  manifest  blobs  node  holding
     zarr3.metadata  zarr3.snapshot  zarr3.document
-    array_reader  foreign
+    shard_reads  array_reader  foreign
     token  epoch  decomposition  plan  commit
-    fence  lease  stats  pipeline  staged  staging  lent  rows  series  location_rows  recovery  hierarchy
+    fence  lease  stats  pipeline  staged  staging  publishing  lent  rows  series  location_rows  recovery  hierarchy
     rank_writer  location_rank_writer  record  mover
     owner
     reader
@@ -73,6 +73,7 @@ PURE = {
     "token",
     "zarr3.codecs",
     "zarr3.document",
+    "zarr3.extract",
     "zarr3.shard",
     "zarr3.splice",
 }
@@ -112,7 +113,6 @@ LONGER: dict[str, str] = {
     "mpistream/schema.py": "one class; a quarter of it is its documentation",
     "mpistream/agreement.py": "one protocol; a third of it is its documentation",
     "mpistream/arrays.py": "one class and the checks that make it; a third of it is its documentation",
-    "mpistream/zarr3/shard.py": "one format, both ways; a third of it is its documentation",
     "mpistream/reader.py": "the reader that users see; a third of it is their documentation",
 }
 

@@ -256,6 +256,18 @@ class ChunkCodec:
         """The dtype with the byte order of the stored bytes."""
         return self._stored
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the chunks hold strings of any length."""
+        return self._is_text
+
+    def decodes_into(self, out: NDArray[Any]) -> bool:
+        """Return whether `decode_into` takes an array as it is.
+
+        Not collective.
+        """
+        return not self._is_text and out.dtype == self._stored and out.flags.c_contiguous
+
     def max_nbytes(self, shape: tuple[int, ...]) -> int:
         """Return more bytes than an encoded chunk of a shape has.
 
@@ -284,7 +296,7 @@ class ChunkCodec:
             data = raw if is_borrowed else raw.tobytes()
         return [data, crc32c(data)] if self.has_crc else [data]
 
-    def decode(self, data: bytes, shape: tuple[int, ...]) -> NDArray[Any]:
+    def decode(self, data: bytes | NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[Any]:
         """Return the chunk that ``data`` encodes, in native byte order.
 
         Not collective.
@@ -302,21 +314,50 @@ class ChunkCodec:
             Kind ``checksum`` when the CRC32C differs, kind ``chunk`` when the chunk does not decode
             to the size that the shape asks for.
         """
-        body = np.frombuffer(data, np.uint8)
-        if self.has_crc:
-            if len(data) < _CRC_NBYTES:
-                raise FormatError(f"chunk of {len(data)} bytes has no room for its checksum", kind="checksum")
-            body = body[:-_CRC_NBYTES]
-            if crc32c(body) != data[-_CRC_NBYTES:]:
-                raise FormatError("the stored CRC32C differs from that of the data", kind="checksum")
+        body = self._checked(data)
         if self._is_text:
             return self._decode_text(body, shape)
         out = np.empty(shape, self._stored)
+        self._decode_body(body, out)
+        return out.astype(self.dtype, copy=False)
+
+    def decode_into(self, data: bytes | NDArray[np.uint8], out: NDArray[Any]) -> None:
+        """Decode a chunk into an array.
+
+        Not collective.
+
+        Parameters
+        ----------
+        data
+            The whole encoded chunk.
+        out
+            C-contiguous, of `stored_dtype`, of the shape of the chunk; no strings. After an error its cells are
+            anything.
+
+        Raises
+        ------
+        FormatError
+            As `decode`.
+        """
+        self._decode_body(self._checked(data), out)
+
+    def _checked(self, data: bytes | NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return what the compressor made, once its checksum is verified."""
+        body = np.frombuffer(data, np.uint8)
+        if not self.has_crc:
+            return body
+        if len(data) < _CRC_NBYTES:
+            raise FormatError(f"chunk of {len(data)} bytes has no room for its checksum", kind="checksum")
+        body, stored = body[:-_CRC_NBYTES], body[-_CRC_NBYTES:]
+        if crc32c(body) != stored.tobytes():
+            raise FormatError("the stored CRC32C differs from that of the data", kind="checksum")
+        return body
+
+    def _decode_body(self, body: NDArray[np.uint8], out: NDArray[Any]) -> None:
         try:
             self._decompress(body, out.reshape(-1).view(np.uint8))
         except (RuntimeError, ValueError, zlib.error) as error:
             raise FormatError(f"chunk does not decode to {out.nbytes} bytes: {error}", kind="chunk") from error
-        return out.astype(self.dtype, copy=False)
 
     def _decode_text(self, body: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[Any]:
         try:

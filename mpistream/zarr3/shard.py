@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,16 +36,7 @@ from mpistream.errors import FormatError
 from mpistream.rounding import Rounding
 from mpistream.zarr3.codecs import ChunkCodec, crc32c
 
-__all__ = [
-    "MISSING",
-    "ChunkEncoder",
-    "OpenShard",
-    "Scratch",
-    "ShardSpec",
-    "index_bytes",
-    "parse_index",
-    "read_shard",
-]
+__all__ = ["MISSING", "ChunkEncoder", "OpenShard", "Scratch", "ShardSpec", "index_bytes", "parse_index"]
 
 # On disk. Do not change; see FORMAT.md.
 MISSING = 2**64 - 1
@@ -54,10 +45,6 @@ _CRC_NBYTES = 4
 
 # Far below what a process can hold, far above the shards that rows of many versions belong to.
 _MIN_ROOM_NBYTES = 256 * 1024 * 1024
-
-# Neighbours with a gap of at most this are read in one call: a seek costs more than the bytes between.
-_MAX_GAP_NBYTES = 64 * 1024
-_MAX_READ_NBYTES = 64 * 1024 * 1024
 
 Slices = tuple[slice, ...]
 
@@ -421,79 +408,3 @@ def _split(shape: Sequence[int], chunk_shape: Sequence[int]) -> Iterator[tuple[t
             index,
             tuple(slice(i * c, min((i + 1) * c, n)) for i, c, n in zip(index, chunk_shape, shape, strict=True)),
         )
-
-
-def read_shard(
-    spec: ShardSpec,
-    object_nbytes: int,
-    read: Callable[[int, int], bytes],
-    box: Sequence[tuple[int, int]],
-    out: NDArray[Any],
-) -> None:
-    """Decode a box of a shard into ``out``; only the inner chunks that it touches are read.
-
-    Not collective.
-
-    Parameters
-    ----------
-    spec
-        The array's shards.
-    object_nbytes
-        Bytes of the object.
-    read
-        ``read(offset, nbytes) -> bytes`` over the object.
-    box
-        Half-open bounds in the shard, one pair a dim, time first.
-    out
-        Array of the box's shape.
-
-    Raises
-    ------
-    FormatError
-        For a damaged index or inner chunk.
-    """
-    # Never more than there is: the size of an index is what a document claims.
-    nbytes = min(spec.index_nbytes, object_nbytes)
-    entries = parse_index(read(0 if spec.is_index_first else object_nbytes - nbytes, nbytes), spec, object_nbytes)
-    grid = np.arange(len(entries)).reshape(spec.n_chunks)
-    wanted: list[tuple[int, int, Slices, Slices]] = []
-    most = spec.codec.max_nbytes(spec.chunk_shape)
-    ranges = [range(lo // c, -(-hi // c)) for (lo, hi), c in zip(box, spec.chunk_shape, strict=True)]
-    for index in itertools.product(*ranges):
-        target, source = [], []
-        for i, c, (lo, hi) in zip(index, spec.chunk_shape, box, strict=True):
-            first, last = max(lo, i * c), min(hi, (i + 1) * c)
-            target.append(slice(first - lo, last - lo))
-            source.append(slice(first - i * c, last - i * c))
-        offset, nbytes = (int(v) for v in entries[grid[index]])
-        if offset == MISSING:
-            out[tuple(target)] = spec.fill
-        elif nbytes > most:
-            # Said before it is read: memory is what a wrong number would cost.
-            raise FormatError(f"inner chunk {index} claims {nbytes} bytes, it can have at most {most}", kind="chunk")
-        else:
-            wanted.append((offset, nbytes, tuple(target), tuple(source)))
-    wanted.sort(key=lambda w: w[:2])
-    for group in _grouped(wanted):
-        first = group[0][0]
-        data = read(first, max(offset + nbytes for offset, nbytes, _, _ in group) - first)
-        for offset, nbytes, to, of in group:
-            chunk = spec.codec.decode(data[offset - first : offset - first + nbytes], spec.chunk_shape)
-            out[to] = chunk[of]
-
-
-def _grouped(
-    wanted: list[tuple[int, int, Slices, Slices]],
-) -> Iterator[list[tuple[int, int, Slices, Slices]]]:
-    """Join neighbouring byte ranges, so that a whole row of inner chunks is one read."""
-    group: list[tuple[int, int, Slices, Slices]] = []
-    end = 0
-    for item in wanted:
-        offset, nbytes = item[:2]
-        if group and (offset > end + _MAX_GAP_NBYTES or offset + nbytes - group[0][0] > _MAX_READ_NBYTES):
-            yield group
-            group = []
-        end = offset + nbytes if not group else max(end, offset + nbytes)
-        group.append(item)
-    if group:
-        yield group

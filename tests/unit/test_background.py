@@ -7,6 +7,7 @@ import errno
 import gc
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ import pytest
 import mpistream as ms
 from mpistream.errors import StoreError
 from mpistream.layout import resolve_layout
+from mpistream.stats import WriterStats
 from mpistream.zarr3.shard import ChunkEncoder, OpenShard
+from tests.support.ranks import MemoryTransport, MemoryWorld, run_ranks
 from tests.support.scripted_store import ScriptedStore
 from tests.support.stager import DEADLINE, in_time
 from tests.support.wait import wait_until
@@ -381,3 +384,71 @@ def test_writer_in_the_body_of_anothers_record_does_not_wait_for_it(writer: ms.S
             rec.put(name, 0)
         rec.put("energy", 1.0)
     wait_until(lambda: writer.stats.seconds["store"] > 0, DEADLINE, "the record to be staged", every=0.001)
+
+
+# ---- several ranks -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpistream.session.connect", lambda comm, timeout: MemoryTransport(*comm))
+
+
+REGIONS = [{"y": (0, 3)}, {"y": (3, 4)}, {"y": (4, 8)}]  # shards end at 4 and 8
+
+
+def rearranged(root: Path, threads: int, gate: Gate | None = None) -> tuple[dict[str, bytes], list[WriterStats]]:
+    """Write records of three ranks, two of which share shards; return the files and what the writers did."""
+    world = MemoryWorld(3, 60)
+
+    def run(transport: MemoryTransport) -> Any:
+        region: Any = REGIONS[transport.rank]
+        comm: Any = (world, transport.rank)
+        options = ms.Options(threads=threads, durability="none", max_pending_nbytes=10**6)
+        with ms.write_open(root, schema(2), comm=comm, region=region, options=options) as w:
+            for i in range(5):
+                given = {
+                    n: v if n == "energy" else np.array(v[slice(*region["y"])], order="C") for n, v in record(i).items()
+                }
+                w.write_record(float(i), given)
+                for name in ("a", "b", "c"):
+                    given[name][...] = -1
+            if gate is not None:
+                gate.set()
+            return w.stats
+
+    stats = run_ranks(3, run, timeout=100)
+    return {str(f.relative_to(root)): f.read_bytes() for f in root.glob("*/c/**/*") if f.is_file()}, stats
+
+
+@pytest.mark.usefixtures("_ranks_are_threads")
+def test_rearranged_records_are_encoded_in_the_background(tmp_path: Path, gate: Gate) -> None:
+    """What comes from other ranks lands in the memory that is encoded from; the files are those without threads."""
+    expected, _ = rearranged(tmp_path / "0", 0)
+    gate.clear()
+    found, stats = rearranged(tmp_path / "1", 1, gate)
+    assert found == expected
+    assert len(found) > 3 * 2 * 4
+    assert {s.mode for s in stats if s.nbytes_in} == {"background"}
+    # Only what a rank holds whole is copied.
+    assert sum(s.nbytes_copied for s in stats) < sum(s.nbytes_in for s in stats)
+
+
+@pytest.mark.usefixtures("_ranks_are_threads")
+@pytest.mark.parametrize(("cores", "expected"), [(2, (0, "write-behind", 1)), (6, (2, "background", 1))])
+def test_ranks_of_a_node_share_its_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, expected: tuple[int, str, int]
+) -> None:
+    """By what they say of themselves when the store is opened."""
+    said = {"mask": f"{2**cores - 1:x}", "promised": None}
+    monkeypatch.setattr("mpistream.session.cores_of_this_process", lambda: said)
+    world = MemoryWorld(3, 60)
+
+    def run(transport: MemoryTransport) -> Any:
+        comm: Any = (world, transport.rank)
+        with ms.write_open(tmp_path / "s", schema(), comm=comm, options=ms.Options(writers="all")) as w:
+            return w.stats.n_cores, w.stats.mode if transport.rank == 0 else "", w.stats.threads
+
+    found = run_ranks(3, run, timeout=100)
+    assert found[0] == expected
+    assert [(f[0], f[2]) for f in found] == [(expected[0], expected[2])] * 3

@@ -14,7 +14,9 @@ from mpistream.local_store import MAX_READ_NBYTES, LocalStore
 from mpistream.reader import _room
 from mpistream.store import read_whole
 from mpistream.zarr3.codecs import ChunkCodec
-from mpistream.zarr3.shard import ShardSpec, index_bytes, read_shard
+from mpistream.zarr3.extract import plan_reads
+from mpistream.zarr3.shard import ShardSpec, index_bytes
+from tests.support.shards import OpenedBytes
 
 FLOAT = np.dtype("float32")
 
@@ -55,19 +57,11 @@ def test_an_inner_chunk_that_claims_too_much_is_not_read() -> None:
     spec = ShardSpec(shard_shape=(1, 2), chunk_shape=(1, 2), codec=ChunkCodec(chain(), FLOAT), fill=np.zeros((), FLOAT))
     most = spec.codec.max_nbytes((1, 2))
     index = index_bytes(np.array([[0, most + 1]], np.uint64))
-    data = bytes(most + 1) + index
-    reads: list[int] = []
-
-    def read(offset: int, nbytes: int) -> bytes:
-        reads.append(nbytes)
-        return data[offset : offset + nbytes]
-
-    with pytest.raises(
-        ms.FormatError, match=rf"inner chunk \(0, 0\) claims {most + 1} bytes.*at most {most}"
-    ) as caught:
-        read_shard(spec, len(data), read, ((0, 1), (0, 2)), np.empty((1, 2), FLOAT))
+    opened = OpenedBytes(bytes(most + 1) + index)
+    with pytest.raises(ms.FormatError, match=rf"inner chunk claims {most + 1} bytes.*at most {most}") as caught:
+        plan_reads(spec, opened, ((0, 1), (0, 2)), np.empty((1, 2), FLOAT))
     assert caught.value.kind == "chunk"
-    assert reads == [len(index)]
+    assert opened.calls == [(most + 1, len(index))]
     assert spec.max_nbytes > 3 * most
 
 

@@ -22,8 +22,9 @@ from mpistream.manifest import Manifest
 from mpistream.ranges import ranges_of
 from mpistream.token import CommitToken, times_sha256
 from mpistream.zarr3.codecs import ChunkCodec
-from mpistream.zarr3.shard import ChunkEncoder, OpenShard, ShardSpec, read_shard
+from mpistream.zarr3.shard import ChunkEncoder, OpenShard, ShardSpec
 from tests.support.location_series import DTYPES, IDS, TIMES
+from tests.support.shards import read_whole
 
 
 def make_schema(n: int = 23, **changes: Any) -> ms.StreamSchema:
@@ -305,9 +306,7 @@ def test_rows_put_at_once_are_those_put_one_by_one(inner: int) -> None:
         single.put(at, values[at])
     data = b"".join(whole.finish())
     assert data == b"".join(single.finish())
-    out = np.empty((5, 3), "f4")
-    read_shard(spec, len(data), lambda offset, n: data[offset : offset + n], [(0, 5), (0, 3)], out)
-    np.testing.assert_array_equal(out, values)
+    np.testing.assert_array_equal(read_whole(spec, data), values)
 
 
 def test_the_row_length_is_that_of_the_variables() -> None:

@@ -177,6 +177,32 @@ def test_number_of_threads_is_the_largest_of_the_members(pool: Pool, member: Mem
     assert all(t.is_alive() for t in pool._threads)
 
 
+@pytest.mark.parametrize("n_left", [0, 1])
+def test_limit_on_threads(pool: Pool, monkeypatch: pytest.MonkeyPatch, n_left: int) -> None:
+    """One is enough; without any the writer is not opened, and the pool is as before."""
+    start, left = threading.Thread.start, [n_left]
+
+    def limited(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    found = Member(3, 10, WriterStats())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", limited)
+        if n_left:
+            pool.join(found)
+        else:
+            with pytest.raises(RuntimeError):
+                pool.join(found)
+    assert (len(pool._threads), len(pool._members)) == (n_left, n_left)
+    if n_left:
+        pool.add(Line(found), lambda _: None)
+        in_time(pool.wait, found)
+        in_time(pool.close, found)
+
+
 def test_a_forked_child_has_no_threads_and_hangs_nowhere(pool: Pool, member: Member) -> None:
     """Its parent goes on; in the child a wait ends, and writing is refused."""
     gate = held(pool, Line(member))

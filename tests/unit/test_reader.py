@@ -237,6 +237,17 @@ def test_each_shard_is_opened_once(store: Any, name: str, region: Mapping[str, A
     assert store.n_open == 0
 
 
+def test_records_of_a_row_are_read_together(store: Any) -> None:
+    """Several records at once: each shard is opened once for all of its records, and the state looked at once."""
+    create(store).close()
+    reader = ms.open_reader(store)
+    store.reset()
+    expected = np.stack([record_of(i)["u"] for i in range(1, 6)])[:, 3:5]
+    assert reader.read_array("u", [(1, 6), (3, 5), (0, NX)]).tobytes() == expected.tobytes()
+    assert store.keys("open") == [f"u/c/{row}/{y}/{x}" for row in (0, 1) for y in (0, 1) for x in (0, 1)]
+    assert store.counts == {"open": 8, "read_range": 16, "read": 1}
+
+
 def test_descriptors_of_a_local_store_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading records of a folder opens one file a shard, and leaves no descriptor open."""
     import os
