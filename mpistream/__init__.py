@@ -21,6 +21,8 @@ from mpistream.errors import (
     StoreError,
     TilingError,
 )
+from mpistream.export import Exported, export
+from mpistream.hdf5 import HDF5Reader, open_hdf5
 from mpistream.indices import Indices
 from mpistream.layout import suggest_layout
 from mpistream.location_series import write_open_locations
@@ -49,8 +51,10 @@ __all__ = [
     "CommitReceipt",
     "CommitToken",
     "Coordinate",
+    "Exported",
     "FencedError",
     "FormatError",
+    "HDF5Reader",
     "IndexedTime",
     "Indices",
     "LocationSeriesWriter",
@@ -76,7 +80,9 @@ __all__ = [
     "commit_all",
     "commit_tokens",
     "decompose",
+    "export",
     "location_schema",
+    "open_hdf5",
     "open_reader",
     "plan",
     "read_blob",

@@ -29,6 +29,7 @@ __all__ = [
     "SwapTimeoutError",
     "Transport",
     "connect",
+    "for_mpi_library",
     "is_one_of_many",
     "waiting",
     "world",
@@ -371,6 +372,19 @@ def connect(comm: Any, timeout: float) -> Transport:
             kind="no_comm",
         )
     return SerialTransport()
+
+
+def for_mpi_library(transport: Transport) -> Any:
+    """Return the mpi4py communicator for a library that speaks MPI itself, None where this process is alone.
+
+    Not collective.
+
+    Notes
+    -----
+    What such a library does with it (parallel HDF5 opens and closes files in collective calls) has no deadline. So
+    the ranks agree first, through messages that have one, and only then call it.
+    """
+    return transport._comm if isinstance(transport, MPITransport) and transport.size > 1 else None
 
 
 def is_one_of_many(environment: Mapping[str, str]) -> bool:

@@ -25,10 +25,10 @@ from mpistream.names import dtype_name
 from mpistream.node import Node
 from mpistream.ranges import count
 from mpistream.reader import open_reader
-from mpistream.store import open_store
+from mpistream.store import Store, open_store
 from mpistream.zarr3.metadata import GROUP_KEY
 
-__all__ = ["decode_time", "describe", "short_chain"]
+__all__ = ["decode_time", "describe", "short_chain", "size_on_disk"]
 
 # CF conventions, section 4.4; months and years have no fixed length there.
 _MICROSECONDS = {
@@ -172,6 +172,21 @@ def _describe_node(node: Node) -> dict[str, Any]:
 
 def _ratio(nbytes: int, on_disk: int) -> float | None:
     return nbytes / on_disk if nbytes and on_disk else None
+
+
+def size_on_disk(store: Store) -> int:
+    """Return the bytes of all files of a store.
+
+    Not collective.
+
+    Raises
+    ------
+    StoreError
+        It can't be listed, or is no local folder.
+    """
+    if not isinstance(store, LocalStore):
+        raise StoreError(f"{store.url}: only the files of a local folder can be counted", kind="not_local")
+    return _sizes(store.root).nbytes_total
 
 
 def _sizes(root: str) -> _Sizes:

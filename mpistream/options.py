@@ -53,7 +53,8 @@ class Options:
     lease_ttl
         Seconds without a sign of life after which another host's writer counts as dead.
     progress
-        Whether the owner prints a line to stderr at each commit.
+        Whether rank 0 shows on stderr how the run is getting on: on a terminal in one line, with a bar where the time
+        dim is fixed; elsewhere in a line a commit.
 
     Raises
     ------

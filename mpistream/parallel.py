@@ -40,7 +40,8 @@ from mpistream.mover import Load, Mover
 from mpistream.options import Options
 from mpistream.owner import Owner
 from mpistream.plan import Plan
-from mpistream.ranges import Ranges
+from mpistream.progress import ProgressLine
+from mpistream.ranges import Ranges, count
 from mpistream.rank_writer import CheckedRecord, RankWriter
 from mpistream.reader import StoreReader
 from mpistream.record import Record
@@ -100,7 +101,9 @@ class StreamWriter:
         self._is_closed = False
         self._pid = os.getpid()
         self._number = next(_numbers)
-        self._began = time.perf_counter()
+        self._progress: ProgressLine | None = None
+        if owner is not None and options.progress:
+            self._progress = ProgressLine(store.url, manifest.schema.n_total, count(manifest.committed))
         self.resumed = resumed
         """What `write_resume` found and did; None after `write_open`."""
         _open_writers[self._number] = self
@@ -644,6 +647,8 @@ class StreamWriter:
         """Give back everything but the epoch's stage folder."""
         self._is_closed = True
         _open_writers.pop(self._number, None)
+        if self._progress is not None:
+            self._progress.end()
         self._writer.close()
         if self._owner is not None:
             self._owner.close()
@@ -697,12 +702,9 @@ class StreamWriter:
             _say(f"{self._store.url}: {n} records were not committed: {why}")
 
     def _show_progress(self) -> None:
-        if self._owner is not None and self._options.progress:
+        if self._progress is not None:
             receipt = self._stream.receipt
-            _say(
-                f"{self._store.url}: {self.n_committed} records, t = {self.last_t}, commit {receipt.commit_seq} "
-                f"of {receipt.nbytes / 1e6:.1f} MB, {time.perf_counter() - self._began:.1f} s"
-            )
+            self._progress.show(self.n_committed, self.last_t, receipt.commit_seq, receipt.nbytes)
 
 
 def _of_rank(error: Exception, channel: Channel) -> MPIStreamError:

@@ -23,6 +23,7 @@ OWNERS = {
     "part": mpistream.PartWriter,
     "ls": mpistream.LocationSeriesWriter,
     "r": mpistream.StoreReader,
+    "h": mpistream.HDF5Reader,
 }
 
 

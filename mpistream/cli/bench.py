@@ -26,7 +26,7 @@ DIR has to be there and empty; what is written into it is removed. With the defa
 """
 
 
-@app.command(help=_HELP)
+@app.command(help=_HELP, epilog="Example: mpistream bench /scratch/me/empty-folder --block 64MiB")
 def bench(
     folder: Annotated[
         str, typer.Argument(metavar="DIR", help="Empty folder on the file system in question.", show_default=False)

@@ -17,7 +17,10 @@ from mpistream.token import CommitReceipt, CommitToken
 __all__ = ["commit"]
 
 
-@app.command(help="Commit what independent parts wrote, with the tokens of all of them.")
+@app.command(
+    help="Commit what independent parts wrote, with the tokens of all of them.",
+    epilog="Example: mpistream commit run.zarr tokens/*.json",
+)
 def commit(
     url: Annotated[str, typer.Argument(help="Folder of the store.", show_default=False)],
     tokens: Annotated[list[Path], typer.Argument(help="JSON files, one token of each part.", show_default=False)],

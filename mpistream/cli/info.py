@@ -17,7 +17,9 @@ from mpistream.info import describe, short_chain
 __all__ = ["info"]
 
 
-@app.command(help="Print what a store holds, how it lies on disk and how large it is.")
+@app.command(
+    help="Print what a store holds, how it lies on disk and how large it is.", epilog="Example: mpistream info run.zarr"
+)
 def info(
     url: Annotated[str, typer.Argument(help="Folder of the store.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -25,7 +25,10 @@ __all__ = ["plan"]
 _MAX_NAMED = 8  # ranges of ranks in a line
 
 
-@app.command(help="Print what a run will write and move, before it writes anything.")
+@app.command(
+    help="Print what a run will write and move, before it writes anything.",
+    epilog="Example: mpistream plan schema.py:schema --ranks 4096 --nodes 64 --records 1000",
+)
 def plan(
     schema: Annotated[
         str,

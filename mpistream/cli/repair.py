@@ -14,7 +14,10 @@ from mpistream.repairing import repair as repair_store
 __all__ = ["repair"]
 
 
-@app.command(help="Finish what a run that died has left undone; --restore-dropped brings dropped records back.")
+@app.command(
+    help="Finish what a run that died has left undone; --restore-dropped brings dropped records back.",
+    epilog="Example: mpistream repair run.zarr --restore-dropped",
+)
 def repair(
     url: Annotated[str, typer.Argument(help="Folder of the store.", show_default=False)],
     restore_dropped: Annotated[

@@ -32,7 +32,6 @@ _NO_LIMIT = 100_000
 
 app = typer.Typer(
     name="mpistream",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -52,7 +51,7 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Look into stores that mpistream wrote, commit what independent parts wrote, repair, plan and measure."""
+    """Look into stores that mpistream wrote, watch runs, compare, plot, export, commit, repair, plan and measure."""
 
 
 # Heading, whether numbers stand in it, text of a row.

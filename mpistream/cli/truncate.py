@@ -17,7 +17,10 @@ from mpistream.times import TimeLike
 __all__ = ["truncate"]
 
 
-@app.command(help="Drop the records behind a time, without a run; they are kept aside until the next commit.")
+@app.command(
+    help="Drop the records behind a time, without a run; they are kept aside until the next commit.",
+    epilog="Example: mpistream truncate run.zarr --at 3600",
+)
 def truncate(
     url: Annotated[str, typer.Argument(help="Folder of the store.", show_default=False)],
     at: Annotated[

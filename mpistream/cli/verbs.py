@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from mpistream.cli import bench, commit, info, plan, repair, truncate, verify
+from mpistream.cli import bench, commit, diff, export, info, ls, plan, plot, repair, truncate, verify, watch
 from mpistream.cli.terminal import app
 
-__all__ = ["app", "bench", "commit", "info", "plan", "repair", "truncate", "verify"]
+__all__ = [
+    "app",
+    "bench",
+    "commit",
+    "diff",
+    "export",
+    "info",
+    "ls",
+    "plan",
+    "plot",
+    "repair",
+    "truncate",
+    "verify",
+    "watch",
+]

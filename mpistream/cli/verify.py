@@ -21,7 +21,10 @@ __all__ = ["verify"]
 _DAMAGED = 2
 
 
-@app.command(help="Read everything that is committed; list damage and leftovers. Writes nothing.")
+@app.command(
+    help="Read everything that is committed; list damage and leftovers. Writes nothing.",
+    epilog="Example: mpistream verify run.zarr",
+)
 def verify(
     url: Annotated[str, typer.Argument(help="Folder of the store.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -163,3 +163,17 @@ def test_buckets_go_on_after_a_kill(tmp_path: Path) -> None:
         state = (1 - drained) * state + float(gauge["rain"][t])
     np.testing.assert_allclose(gauge["storage"][-1], state, rtol=1e-5)
     assert 46 < gauge["lat"].item() < 48
+
+
+def test_tests_of_a_model_run_and_find_what_differs(tmp_path: Path) -> None:
+    """The template passes on two ranks; where the output depends on the ranks it fails, and says where."""
+    template = HEAT.with_name("testing") / "test_model.py"
+    call = ("-m", "mpi4py", "-m", "pytest", "-q", "--with-mpi", "-p", "no:cacheprovider")
+    done = mpiexec(2, (*call, template))
+    assert "2 passed" in done.stdout
+    broken = tmp_path / "test_broken.py"
+    broken.write_text(template.read_text().replace("np.cos(0.1 * x)", "np.cos(0.1 * x) + (comm.size > 1)"))
+    # Not on top of this project's settings, which end the whole job at a failure.
+    done = mpiexec(2, (*call, "-c", "/dev/null", "--rootdir", tmp_path, broken), expect=None)
+    assert "1 failed, 1 passed" in done.stdout
+    assert "height: first at record 0, y[0] x[0]: 1.0 and 0.0; 11520 cells differ" in done.stdout

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mpistream as ms
+from mpistream.compare import compare
 from mpistream.info import describe
 from tests.support.faults import FaultyStore
 from tests.support.location_series import DTYPES, IDS, N_TIMES, TIMES, expected, read_zarr, series
@@ -303,6 +304,21 @@ def test_damage_is_found(tmp_path: Path) -> None:
         (url / key).write_bytes(data[:3] + b"?" + data[4:])
     found = {(f.key, f.variable, f.records) for f in ms.verify(url).damage}
     assert found == {("flow/c/1/0", "flow", (5, 10)), ("time/c/0", "time", None), ("id/c/0", "id", None)}
+
+
+def test_other_tools(tmp_path: Path) -> None:
+    """What knows times alone says so; two series are compared location by location."""
+    with opened(tmp_path / "a.zarr", coords={"lon": np.arange(23.0)}) as w:
+        write(w, w.missing())
+    w = opened(tmp_path / "b.zarr", coords={"lon": np.arange(23.0)})
+    for i in w.missing():
+        w.write_location(i, series(i, version=int(i == 4)))
+    w.close()
+    with pytest.raises(ms.SchemaError, match="a location series has locations as its records, and is not exported"):
+        ms.export(tmp_path / "a.zarr", tmp_path / "a.nc")
+    same, other = (compare(tmp_path / "a.zarr", tmp_path / f"{name}.zarr") for name in "ab")
+    assert same.is_same
+    assert not other.is_same
 
 
 def test_resume_takes_no_times(tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""`mpistream watch`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from rich.live import Live
+
+from mpistream.cli.terminal import app, console_of, failed, line, say, size_text
+from mpistream.errors import MPIStreamError
+from mpistream.watching import Sight, Watch
+
+__all__ = ["watch"]
+
+_DEAD, _LATE = 3, 4
+_EXAMPLE = "Example: mpistream watch run.zarr --total 1000, or in a script: mpistream watch run.zarr --once --json"
+
+
+@app.command(
+    help="Follow a run: records, rate, last t, time left, size, and whether its writer lives. Ends with the run: 0 "
+    "when it was closed, 3 when its writer died, 4 when --timeout passed without a commit.",
+    epilog=_EXAMPLE,
+)
+def watch(
+    url: Annotated[str, typer.Argument(help="Folder of the store.", show_default=False)],
+    total: Annotated[int | None, typer.Option(min=1, help="Records that are expected.", show_default=False)] = None,
+    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 1.0,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.0, help="End after so many seconds without a commit.", show_default=False)
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end; 0 unless its writer died.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, at every change.")] = False,
+) -> None:
+    """Follow a run.
+
+    Not collective.
+
+    Parameters
+    ----------
+    url
+        Folder of the store.
+    total
+        Records that are expected; an indexed stream says it itself.
+    interval
+        Seconds between two looks.
+    timeout
+        End after so many seconds without a commit.
+    once
+        Look once and end.
+    as_json
+        Print one JSON object a line, see `mpistream.watching.Sight`.
+
+    Notes
+    -----
+    Exit code 0 when the run was closed, or with ``once`` when its writer did not die; 3 when it died, 4 after
+    ``timeout``, 1 and one line on stderr when there is no stream. On a terminal one line is kept up to date,
+    elsewhere a line is printed at every change.
+    """
+    try:
+        seen = Watch(url, n_total=total)
+        if once:
+            sight = seen.look()
+            _print(sight, as_json=as_json)
+            raise typer.Exit(_DEAD if sight.state == "dead" else 0)
+        if sys.stdout.isatty() and not as_json:
+            with Live(console=console_of(), auto_refresh=False) as live:
+                code = _follow(seen, interval, timeout, lambda s: live.update(_text(s), refresh=True), is_live=True)
+        else:
+            code = _follow(seen, interval, timeout, lambda s: _print(s, as_json=as_json), is_live=False)
+    except MPIStreamError as error:
+        raise failed(error) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    raise typer.Exit(code)
+
+
+def _follow(
+    seen: Watch, interval: float, timeout: float | None, show: Callable[[Sight], object], *, is_live: bool
+) -> int:
+    """Show what is seen until the run has ended, and return the exit code."""
+    shown: tuple[str, int, int] | None = None
+    began = time.monotonic()
+    while True:
+        sight = seen.look()
+        news = sight.state, sight.commit_seq, sight.n_records
+        if is_live or news != shown:
+            show(sight)
+            shown = news
+        if sight.state in ("closed", "dead"):
+            return _DEAD if sight.state == "dead" else 0
+        waited = time.monotonic() - began if sight.seconds_since_commit is None else sight.seconds_since_commit
+        if timeout is not None and waited >= timeout:
+            return _LATE
+        time.sleep(interval)
+
+
+def _print(sight: Sight, *, as_json: bool) -> None:
+    say(json.dumps(sight.to_json(), allow_nan=False) if as_json else _text(sight))
+
+
+def _text(sight: Sight) -> str:
+    total = "" if sight.n_total is None else f" of {sight.n_total} ({sight.n_records / sight.n_total:.0%})"
+    word = "record" if sight.n_records == 1 and not total else "records"
+    parts = [f"{sight.state}: {sight.n_records}{total} {word}"]
+    if sight.last_t is not None:
+        date = "" if sight.last_date is None else f" ({sight.last_date})"
+        parts.append(f"t {sight.last_t!r} {line(sight.time_units)}{date}")
+    if sight.rate is not None:
+        parts.append(f"{sight.rate:.3g} records/s")
+    if sight.eta is not None:
+        parts.append(f"{_duration(sight.eta)} left")
+    if sight.nbytes is not None:
+        parts.append(size_text(sight.nbytes))
+    if sight.writer is not None and sight.state != "closed":
+        parts.append(line(sight.writer))
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

@@ -1,0 +1,162 @@
+"""``mpistream diff``, ``ls``, ``plot``, ``watch`` and ``export``: text, JSON, exit codes, and one line for errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mpistream as ms
+from mpistream.compare import compare
+from mpistream.lease import Lease
+from tests.support.info_store import make_schema, make_store
+from tests.support.plain import QUICK, append_schema
+
+pytest.importorskip("typer", reason="needs typer, from the extra cli")
+
+from typer.testing import CliRunner, Result
+
+from mpistream.cli import verbs
+from mpistream.cli.verbs import app
+
+ROOT = Path(__file__).parents[2]
+VERBS = [name for name in verbs.__all__ if name != "app"]
+
+
+def run(*args: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+def is_one_line(done: Result, code: int, text: str) -> bool:
+    """Return whether an error is one line on standard error and nothing else."""
+    return (done.exit_code, done.stdout, done.stderr.count("\n"), text in done.stderr) == (code, "", 1, True)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("looks") / "run.zarr", make_schema())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_an_example(verb: str) -> None:
+    """In its --help, beginning with what one would type."""
+    text = " ".join(run(verb, "--help").output.split())
+    assert f"Example: mpistream {verb} " in text
+
+
+def test_the_shell_completes_it() -> None:
+    """What bash would source, and what it would be answered."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    code = "from mpistream.__main__ import main; import sys; sys.argv[0] = 'mpistream'; main()"
+    answers = []
+    for args, more in (
+        (["--show-completion", "bash"], {}),
+        ([], {"_MPISTREAM_COMPLETE": "complete_bash", "COMP_WORDS": "mpistream wa", "COMP_CWORD": "1"}),
+    ):
+        command = [sys.executable, "-c", code, *args]
+        done = subprocess.run(command, env={**env, **more}, capture_output=True, text=True, timeout=60, check=False)
+        answers.append(done.stdout)
+    assert "_MPISTREAM_COMPLETE=complete_bash" in answers[0]
+    assert answers[1].split() == ["watch"]
+
+
+def test_diff(store: Path, tmp_path: Path) -> None:
+    """0 when they are the same, 1 with what differs, 2 for what can't be compared."""
+    other = make_store(tmp_path / "other.zarr", make_schema(), n_records=5)
+    done = run("diff", store, store)
+    assert (done.exit_code, done.stdout) == (0, f"{compare(store, store)}\n")
+    done = run("diff", store, other)
+    assert (done.exit_code, done.stdout) == (1, f"{compare(store, other)}\n")
+    assert "\n  store: 6 records in the first, 5 in the second\n" in done.stdout
+    done = run("diff", store, other, "--json", "--rtol", "0.5", "--var", "energy")
+    assert (done.exit_code, json.loads(done.stdout)) == (
+        *(1, compare(store, other, rtol=0.5, variables=["energy"]).to_json()),
+    )
+    assert is_one_line(run("diff", store, tmp_path / "nothing"), 2, "no .mpistream/manifest.json")
+
+
+def test_ls(store: Path, tmp_path: Path) -> None:
+    """Every node with dims, shape and units; of a stream records and times."""
+    done = run("ls", store)
+    assert done.exit_code == 0
+    first, _, *rows = done.stdout.splitlines()
+    assert first == (
+        f"{store}: 6 records, t 0.0 to 60.0 hours since 2000-02-28 12:00 (2000-02-28T12:00:00 to 2000-03-02T00:00:00)"
+    )
+    assert [row.split()[0] for row in rows] == [
+        *("/", "/depth", "/energy", "/lat", "/n_stations", "/temperature", "/time", "/y"),
+    ]
+    facts = json.loads(run("ls", store, "--json").stdout)
+    assert (facts["n_records"], facts["first_t"], facts["last_t"]) == (6, 0.0, 60.0)
+    assert facts["nodes"][5] == {
+        "path": "temperature",
+        "kind": "array",
+        "dtype": "float32",
+        "dims": ["time", "y", "x"],
+        "shape": [6, 7, 5],
+        "units": None,
+        "long_name": None,
+    }
+    (tmp_path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    assert run("ls", tmp_path).stdout.startswith(f"{tmp_path}: no stream\n")
+    assert "0 records\n" in run("ls", make_store(tmp_path / "empty", make_schema(), n_records=0)).stdout
+    assert is_one_line(run("ls", tmp_path / "nothing"), 1, "error: ")
+
+
+def test_plot(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PNG named after the variable, or as told; one line says which."""
+    pytest.importorskip("matplotlib", reason="needs matplotlib, from the extra plot")
+    monkeypatch.chdir(tmp_path)
+    done = run("plot", store, "temperature", "--record", "2")
+    assert (done.exit_code, done.stdout) == (0, "temperature.png\n")
+    assert run("plot", store, "temperature", "--sel", "y=3", "-o", "line.pdf").stdout == "line.pdf\n"
+    assert (Path("temperature.png").read_bytes()[:4], Path("line.pdf").read_bytes()[:4]) == (b"\x89PNG", b"%PDF")
+    assert is_one_line(run("plot", store, "temperature", "--sel", "y"), 1, "DIM=VALUE")
+    assert is_one_line(run("plot", store, "nothing"), 1, "'nothing'")
+
+
+def test_watch(store: Path, tmp_path: Path) -> None:
+    """0 for a run that was closed, 3 for one that died, 4 when no commit came in time; JSON has one object a line."""
+    done = run("watch", store, "--total", "12")
+    assert done.exit_code == 0
+    assert done.stdout == ("closed: 6 of 12 (50%) records, t 60.0 hours since 2000-02-28 12:00 (2000-03-02T00:00:00)\n")
+    url = tmp_path / "s"
+    schema = append_schema({"y": 2}, {"v": ms.Variable(("time", "y"), "f4")})
+    with ms.write_open(url, schema, options=QUICK) as w:
+        w.write_record(0.0, {"v": 1.0})
+        w.commit()
+        done = run("watch", url, "--timeout", "0", "--json")
+        assert done.exit_code == 4
+        assert [json.loads(text)["state"] for text in done.stdout.splitlines()] == ["running"]
+        assert run("watch", url, "--once").exit_code == 0
+    lease = dataclasses.replace(Lease.of_this_process("run-1", 60.0), pid=2**31 - 1)
+    (url / ".mpistream/lease").write_bytes(lease.to_bytes())
+    for more in ([], ["--once"]):
+        done = run("watch", url, *more)
+        assert (done.exit_code, done.stdout[:16]) == (3, "dead: 1 record, ")
+    assert is_one_line(run("watch", tmp_path / "nothing"), 1, "error: ")
+
+
+def test_export(store: Path, tmp_path: Path) -> None:
+    """A file with what was asked for; a line, or JSON, says what it holds; a second time it is refused."""
+    pytest.importorskip("h5py", reason="needs h5py, from the extra hdf5")
+    out = tmp_path / "out.nc"
+    done = run("export", store, out, "--var", "temperature", "--records", "-2:", "--region", "y=2:7")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.startswith(f"{out}: 2 records, 256 B of values, ")
+    assert "static lat is not committed" in done.stderr
+    with ms.open_hdf5(out) as r:
+        assert r.read_array("y").tolist() == [2.0, 3.0, 4.0, 5.0, 6.0]
+        expected = ms.read_record(store, "temperature", 4, {"y": (2, 7)})
+        np.testing.assert_array_equal(r.read_record("temperature", 0), expected)
+    assert is_one_line(run("export", store, out), 1, "overwrite=True")
+    done = run("export", store, out, "--overwrite", "--deflate", "1", "--json")
+    assert json.loads(done.stdout)["n_records"] == 6
+    for more in (["--records", "x"], ["--region", "y"], ["--region", "y=3"]):
+        assert is_one_line(run("export", store, tmp_path / "more.nc", *more), 1, "START:STOP")
