@@ -25,6 +25,9 @@ from mpistream.export import Exported, export
 from mpistream.hdf5 import HDF5Reader, open_hdf5
 from mpistream.indices import Indices
 from mpistream.layout import suggest_layout
+from mpistream.location_series import write_open_locations
+from mpistream.location_writer import LocationSeriesWriter
+from mpistream.locations import chunk_locations, location_schema
 from mpistream.node import Node
 from mpistream.options import Options
 from mpistream.parallel import StreamWriter
@@ -54,6 +57,7 @@ __all__ = [
     "HDF5Reader",
     "IndexedTime",
     "Indices",
+    "LocationSeriesWriter",
     "MPIStreamError",
     "Node",
     "Options",
@@ -72,10 +76,12 @@ __all__ = [
     "TilingError",
     "Variable",
     "__version__",
+    "chunk_locations",
     "commit_all",
     "commit_tokens",
     "decompose",
     "export",
+    "location_schema",
     "open_hdf5",
     "open_reader",
     "plan",
@@ -89,6 +95,7 @@ __all__ = [
     "truncate",
     "verify",
     "write_open",
+    "write_open_locations",
     "write_open_part",
     "write_resume",
 ]

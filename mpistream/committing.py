@@ -26,11 +26,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpistream.agreement import Channel
-from mpistream.commit import Decision, next_manifest
+from mpistream.commit import Decision, next_manifest, timed
 from mpistream.errors import CommitError, MPIStreamError, ProtocolError, as_ours, error_from_json, error_to_json
 from mpistream.manifest import Manifest
 from mpistream.owner import Owner, Prepared, commit_error
-from mpistream.ranges import Ranges, members, overlap
+from mpistream.ranges import Ranges, overlap, union
 from mpistream.rank_writer import RankWriter
 from mpistream.store import Store
 from mpistream.token import CommitReceipt, CommitToken
@@ -130,10 +130,10 @@ class _Commit:
             others=others,
         )
         pending = [i for i, agreed in enumerate(go) if agreed is not None]
-        outcome: dict[str, Any] = {"receipts": [], "error": None}
+        outcome: dict[str, Any] = {"receipts": [], "records": [], "error": None}
         if pending:
             if not self.wait:
-                self._take_agreed(go)
+                self._take_agreed(go, votes)
             # 3 Place.
             tokens = [self._place(i, votes[i].get("token")) for i in pending]
             # 4 Gather, 5 decide, 6 commit, 7 outcome.
@@ -142,8 +142,8 @@ class _Commit:
             else:
                 self.channel.gather(json.dumps(tokens).encode())
                 outcome = self.channel.await_announcement()
-        for i, receipt in zip(pending, outcome["receipts"], strict=False):
-            self._committed(i, CommitReceipt.from_json(receipt))
+        for i, receipt, records in zip(pending, outcome["receipts"], outcome["records"], strict=False):
+            self._committed(i, CommitReceipt.from_json(receipt), _ranges(records))
         # 8 Publish: what was committed now, and what an earlier commit could not.
         for stream in self.streams:
             if stream.owner is not None:
@@ -197,10 +197,12 @@ class _Commit:
         return [go] * len(votes)
 
     def _agree(self, i: int, votes: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-        """On rank 0: what every rank has staged of a stream."""
+        """On rank 0: what every rank has staged of a stream; in a location series what any rank has, of its own."""
         records = _ranges(votes[0]["records"])
+        is_of_each = self.streams[i].manifest.schema.is_location_series
         for vote in votes[1:]:
-            records = overlap(records, _ranges(vote["records"]))
+            theirs = _ranges(vote["records"])
+            records = union(records, theirs) if is_of_each else overlap(records, theirs)
         epoch = self._owner(i).epoch
         assert epoch is not None
         # A rank that has no part in a static need not have written it.
@@ -213,9 +215,10 @@ class _Commit:
             return None
         return {"records": records, "statics": statics}
 
-    def _take_agreed(self, go: Sequence[Mapping[str, Any] | None]) -> None:
-        for agreed in go:
-            self.records.append(() if agreed is None else _ranges(agreed["records"]))
+    def _take_agreed(self, go: Sequence[Mapping[str, Any] | None], votes: Sequence[Mapping[str, Any]]) -> None:
+        for agreed, vote in zip(go, votes, strict=True):
+            own = _ranges(vote["records"])
+            self.records.append(() if agreed is None else overlap(_ranges(agreed["records"]), own))
             self.statics.append(() if agreed is None else agreed["statics"])
 
     def _check_same_streams(self, votes: list[list[dict[str, Any]]]) -> None:
@@ -306,9 +309,8 @@ class _Commit:
     def _prepare(self, i: int, decision: Decision) -> Prepared:
         stream, records = self.streams[i], self.records[i]
         assert decision.manifest is not None
-        times = dict(zip(members(records), stream.writer.times(records), strict=True))
         try:
-            return self._owner(i).prepare(decision.manifest, times)
+            return self._owner(i).prepare(decision.manifest, timed(records, stream.writer.times(records)))
         except MPIStreamError as error:
             raise self._named(stream, error) from error
 
@@ -325,7 +327,12 @@ class _Commit:
 
     def _announce(self, receipts: list[dict[str, Any]], error: MPIStreamError | None) -> dict[str, Any]:
         """Tell every rank which streams are committed, the first ones, and what is wrong with the others."""
-        outcome = {"receipts": receipts, "error": None if error is None else error_to_json(error)}
+        outcome = {
+            "receipts": receipts,
+            # In a location series a rank knows its own only.
+            "records": [d.records for d in self.decisions[: len(receipts)]],
+            "error": None if error is None else error_to_json(error),
+        }
         if error is not None and not receipts:
             self.channel.announce(error=error)
         else:
@@ -334,9 +341,9 @@ class _Commit:
                 self.channel.note(error)
         return outcome
 
-    def _committed(self, i: int, receipt: CommitReceipt) -> None:
+    def _committed(self, i: int, receipt: CommitReceipt, records: Ranges) -> None:
         """Go on from the new state of a stream: every rank computes the same."""
-        stream, records = self.streams[i], self.records[i]
+        stream = self.streams[i]
         times = stream.writer.times(records)
         stream.manifest = next_manifest(stream.manifest, records, times, receipt.new_statics, receipt.n_packs)
         stream.writer.committed(stream.manifest)

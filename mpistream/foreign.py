@@ -180,7 +180,8 @@ class ForeignStore:
         for key, inside, within in at:
             opened = self._store.open(key)
             if opened is None:
-                fill(key, out[slices(within)])
+                # With ... an array without dims is still one.
+                fill(key, out[..., *slices(within)])
                 continue
             try:
                 chunk = layout.codec.decode(opened.read(0, opened.nbytes), layout.chunk_shape)

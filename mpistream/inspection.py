@@ -145,12 +145,15 @@ class Inspection:
     def _times(self) -> None:
         """Compare the stored times with the manifest's digests, bitwise, and look whether they ascend."""
         array, manifest = self._manifest.schema.time_array, self._manifest
-        n_total, length = manifest.schema.n_total, array.resolved_chunk_shape[0]
+        length, is_fixed = array.resolved_chunk_shape[0], not array.has_time
+        # In a location series times are those of every series, and records have none.
+        committed = () if manifest.schema.is_location_series else manifest.committed
+        n_times = array.shape[0] if is_fixed else manifest.n_records
         if array.has_time:
             wanted = tuple(committed_rows(manifest.committed, array.row_length))
             if difference(wanted, self.rows.get(array.name, ())):
                 return  # said already
-        n_chunks = -(-(manifest.n_records if n_total is None else n_total) // length)
+        n_chunks = -(-n_times // length)
         there = len(self._store.list(f"{array.name}/c" if manifest.schema.key_separator == "/" else array.name))
         if there < n_chunks:
             self._damage("missing", f"{array.name}/c", f"{there} chunks of times, there must be {n_chunks}", array.name)
@@ -159,9 +162,9 @@ class Inspection:
         for chunk in range(n_chunks):
             start = chunk * length
             try:
-                values = self._checker.chunk(array, (chunk,))[: (n_total or manifest.n_records) - start]
+                values = self._checker.chunk(array, (chunk,))[: n_times - start]
             except MPIStreamError as error:
-                records = inside(manifest.committed, start, start + length)
+                records = inside(committed, start, start + length)
                 key = chunk_key(array.name, manifest.schema.key_separator, (chunk,))
                 span = (records[0][0], records[-1][1]) if records else None
                 self._damage(error.kind, key, str(error), array.name, records=span)
@@ -173,9 +176,9 @@ class Inspection:
                 text = f"record {i} has t = {float(values[wrong[0]])!r}, which does not follow the one before"
                 self._damage("times", f"{array.name}/c", text, array.name, records=(i, i + 1))
             last = values[-1]
-            spans = inside(manifest.committed, start, start + length)
+            spans = inside(committed, start, start + length)
             digest = add_times(digest, ((i, float(values[i - start])) for a, b in spans for i in range(a, b)))
-            if n_total is not None:
+            if is_fixed:
                 found.append(values)
         if digest != manifest.times_digest:
             text = "the times of the committed records have another digest than the manifest says"
@@ -184,8 +187,8 @@ class Inspection:
             self._damage(
                 "digest", f"{array.name}/c", "the times have another digest than the manifest says", array.name
             )
-        if manifest.committed:
-            i = manifest.committed[-1][1] - 1
+        if committed:
+            i = committed[-1][1] - 1
             stored = float(self._checker.chunk(array, (i // length,))[i % length])
             if stored != manifest.last_t:
                 text = f"record {i} has t = {stored!r}, the manifest says {manifest.last_t!r}"

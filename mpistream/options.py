@@ -34,7 +34,9 @@ class Options:
         chosen. Writers of one communicator share the threads, the largest number of theirs.
     max_pending_nbytes
         Bytes, copied or encoded, that may wait for those threads before the caller waits; by default twice this rank's
-        bytes per record. Writers of one communicator share one bound, the largest of theirs.
+        bytes per record. Writers of one communicator share one bound, the largest of theirs. In a location series,
+        where the threads encode whatever the size of its chunks, it also bounds the chunks that are being filled; by
+        default it is twice a chunk of each variable.
     writers
         How many ranks write what all of them hold: ``"all"``, a number, ``"node"`` (one per node), or ``"auto"``
         (default): all where the regions lie on shard edges and make objects of 4 MiB or more, else as few as give

@@ -53,7 +53,7 @@ from mpistream.store import Store
 from mpistream.times import TimeLike
 from mpistream.token import CommitReceipt, CommitToken
 
-__all__ = ["StreamWriter", "commit_writers"]
+__all__ = ["StreamWriter", "commit_writers", "others_of"]
 
 _log = logging.getLogger("mpistream")
 
@@ -614,7 +614,7 @@ class StreamWriter:
             return
         try:
             self.commit()
-            self._exchange("close")
+            self._exchange("close", failure=self._why_not_close())
         except BaseException as error:
             # This rank has nothing more to say; the others, if they go on, must not wait for it.
             if self._channel.is_usable():
@@ -623,6 +623,17 @@ class StreamWriter:
         finally:
             self._release()
         self._channel.close()
+
+    def _why_not_close(self) -> MPIStreamError | None:
+        """Return why a stream whose last commit went well is not whole."""
+        return None
+
+    def _before_commit(self, channel: Channel, failure: MPIStreamError | None) -> MPIStreamError | None:  # noqa: ARG002 (of other streams)
+        """Do what ranks do together before a commit; return why this one can't take part in it."""
+        return failure
+
+    def _after_commit(self) -> None:
+        """Go on from a new committed state."""
 
     def _release(self) -> None:
         """Give back everything that needs no other rank."""
@@ -666,7 +677,7 @@ class StreamWriter:
     # Small things
 
     def _exchange(self, operation: str, **more: Any) -> None:
-        self._channel.exchange(operation, others=_others(self._channel), **more)
+        self._channel.exchange(operation, others=others_of(self._channel), **more)
 
     def _check_open(self, call: str) -> None:
         if self._is_closed:
@@ -722,8 +733,11 @@ def _all_open() -> list[StreamWriter]:
     return [w for ref in _open_writers.valuerefs() if (w := ref()) is not None]
 
 
-def _others(channel: Channel) -> list[Channel]:
-    """Return the channels of other writers, where a rank that does not come here may wait."""
+def others_of(channel: Channel) -> list[Channel]:
+    """Return the channels of other writers, where a rank that does not come here may wait.
+
+    Not collective.
+    """
     return [w._channel for w in _all_open() if w._channel is not channel and w._channel.has_ranks_of(channel)]
 
 
@@ -764,15 +778,18 @@ def commit_writers(
                 f"commit_all: the writer of {dead._store.url} is dead, leave it out: {dead._channel.failure}",
                 kind="dead",
             )
+        for writer in writers:
+            failure = writer._before_commit(channel, failure)
         commit_streams(
             channel,
             [w._stream for w in writers],
             partial_rows=partial_rows,
             wait=wait,
             failure=failure,
-            others=_others(channel),
+            others=others_of(channel),
         )
         for writer, seq in zip(writers, before, strict=True):
+            writer._after_commit()
             if writer._stream.receipt.commit_seq != seq:
                 writer._show_progress()
     finally:

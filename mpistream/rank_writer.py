@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from mpistream.lent import Lent
 from mpistream.manifest import Manifest, blob_key, stage_folder
 from mpistream.names import check_name
 from mpistream.options import Options
-from mpistream.pipeline import Pool
+from mpistream.pipeline import Loan, Pool
 from mpistream.ranges import Ranges, count, covers, difference, inside, members, overlap, ranges_of, union
 from mpistream.rows import ShardRows, encode_whole, rounded
 from mpistream.series import SeriesRows
@@ -43,7 +43,7 @@ from mpistream.tiling import Box
 from mpistream.times import encode_time
 from mpistream.token import CommitToken, times_sha256
 
-__all__ = ["Blocks", "CheckedRecord", "RankWriter"]
+__all__ = ["Blocks", "CheckedRecord", "RankWriter", "Rows"]
 
 # glibc gives freed memory at the end of its heap back to the system above a threshold: twice the size of the largest
 # block that was mapped alone and freed, up to 32 MiB (mallopt(3), "M_MMAP_THRESHOLD"). Encoded chunks are freed with
@@ -54,6 +54,53 @@ _KEPT_NBYTES = 31 * 1024 * 1024
 # Smaller inner chunks are encoded by the caller: a thread that takes the interpreter for each of them is slow beside a
 # busy program, and slows it down (9 MB/s and a quarter of the program's speed were measured with chunks of 32 KiB).
 _MIN_BACKGROUND_NBYTES = 256 * 1024
+
+
+class Rows(Protocol):
+    """The open rows of one array, of `mpistream.rows` or `mpistream.location_rows`."""
+
+    array: ArraySpec
+    is_background: bool
+
+    @property
+    def writes(self) -> bool:
+        """Whether this writer has shards of the array."""
+
+    @property
+    def borrowed(self) -> dict[int, tuple[int, ...]]:
+        """Of the blocks that `put` gets those that must be lent."""
+
+    @property
+    def raw_nbytes(self) -> int:
+        """Bytes of all records in the open rows, before they are encoded."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the open rows hold in memory."""
+
+    @property
+    def n_open(self) -> int:
+        """Rows in memory."""
+
+    def put(
+        self, record: int, blocks: Sequence[NDArray[Any]], loans: Mapping[int, Loan] | None = None
+    ) -> Iterable[StagedObject]:
+        """Take a record; yield its row's objects when the row is full."""
+
+    def leave_oldest(self) -> Iterable[StagedObject]:
+        """Take the oldest row out of memory; yield its objects."""
+
+    def leave(self, records: Ranges) -> Iterable[StagedObject]:
+        """Take the rows that hold any of these records out of memory; yield their objects."""
+
+    def partial(self) -> Iterable[StagedObject]:
+        """Yield the objects of rows that are filled in part and have grown since they were last made."""
+
+    def committed(self, committed: Ranges) -> None:
+        """Note which records are committed now."""
+
+    def reset(self, committed: Ranges) -> None:
+        """Forget what is not committed."""
 
 
 Blocks = dict[str, list[NDArray[Any]]]
@@ -139,10 +186,9 @@ class RankWriter:
             self._stager.close()
             raise
 
-    def _open_rows(self, store: Store, options: Options, pool: Pool | None) -> tuple[Stager, dict[str, ShardRows]]:
+    def _open_rows(self, store: Store, options: Options, pool: Pool | None) -> tuple[Stager, dict[str, Rows]]:
         variables = [a for a in self.schema.arrays.values() if a.role is Role.VARIABLE and a.is_sharded]
-        record_nbytes = sum(a.dtype.itemsize * self._share.n_cells(a.name) for a in variables)
-        self._max_open_nbytes = options.max_pending_nbytes or 2 * record_nbytes
+        self._max_open_nbytes = options.max_pending_nbytes or 2 * sum(map(self._write_nbytes, variables))
         stager = Stager(
             store,
             stage_folder(self._manifest.epoch, self.writer),
@@ -165,7 +211,11 @@ class RankWriter:
             return self._share.held_boxes(array.grid)
         return [tuple((0, n) for n in array.shape)]
 
-    def _shard_rows(self, array: ArraySpec, stager: Stager) -> ShardRows:
+    def _write_nbytes(self, array: ArraySpec) -> int:
+        """What is written of an array at a time, before compression: a record."""
+        return array.dtype.itemsize * self._share.n_cells(array.name)
+
+    def _shard_rows(self, array: ArraySpec, stager: Stager) -> Rows:
         boxes = self._share.boxes[array.name]
         return ShardRows(
             array,
@@ -344,8 +394,10 @@ class RankWriter:
 
     def _check_mode(self, call: str, *, is_indexed: bool) -> None:
         """Refuse a call that belongs to the other kind of time dim."""
-        if (self.schema.n_total is not None) is not is_indexed:
+        is_location_series = self.schema.is_location_series
+        if is_location_series or (self.schema.n_total is not None) is not is_indexed:
             other = "write_record_at(index, t, arrays)" if not is_indexed else "write_record(t, arrays)"
+            other = "write_location(location, series)" if is_location_series else other
             raise SchemaError(f"{call} does not fit the schema's time; use {other}", kind="mode")
 
     def _time_of(self, record: int) -> float:
@@ -694,7 +746,8 @@ class RankWriter:
 
     def checked_for_invalidate(self, indices: Iterable[int]) -> Ranges:
         """Return the records to invalidate; all of them must be committed."""
-        self._check_mode("invalidate", is_indexed=True)
+        if not self.schema.is_location_series:
+            self._check_mode("invalidate", is_indexed=True)
         try:
             records = ranges_of(operator.index(i) for i in indices)
         except TypeError as error:
@@ -706,6 +759,8 @@ class RankWriter:
 
     def without(self, records: Ranges) -> Manifest:
         """Return the committed state without some records of it."""
+        if self.schema.is_location_series:
+            return without_records(self._manifest, records, (), None)
         kept = difference(self._manifest.committed, records)
         times = [self._time_of(r) for r in members(records)]
         last_t = self._time_of(kept[-1][1] - 1) if kept else None

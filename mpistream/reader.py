@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,7 +115,7 @@ class StoreReader:
 
     @property
     def n_records(self) -> int:
-        """Length of the time dim: in append mode the committed records, in indexed mode all."""
+        """Length of the dim of records: where time grows the committed ones, else all."""
         return self.manifest.n_records
 
     @property
@@ -125,13 +125,13 @@ class StoreReader:
 
     @property
     def times(self) -> NDArray[np.float64]:
-        """Times of the records, in the schema's units."""
+        """Times of the records, in the schema's units; in a location series those of every series."""
         array = self.schema.time_array
         if self._times is None:
             if array.has_time:
                 self._times = self._series(array, 0, self.n_records)
             else:
-                self._times = self._read(array, None, ((0, self.n_records),))
+                self._times = self._read(array, None, ((0, array.shape[0]),))
             self._times.flags.writeable = False
         return self._times
 
@@ -222,7 +222,9 @@ class StoreReader:
             raise SchemaError(f"{path!r} is a group; hierarchy() lists its arrays", kind="unknown")
         array = self.schema.arrays.get(path)
         if isinstance(region, Region) and array is not None:
-            box = (*((0, self.n_records),)[: array.has_time], *self._box(array, region))
+            # In a location series a region is one of records.
+            records = region.project((self.schema.record_dim,)).box[0] if self.schema.is_location_series else None
+            box = (*[records or (0, self.n_records)][: array.has_time], *self._box(array, region))
         else:
             box = box_of_region(node, region)
         if array is None:
@@ -302,6 +304,39 @@ class StoreReader:
     @staticmethod
     def _not_committed(name: str, record: int) -> SchemaError:
         return SchemaError(f"record {record} of {name!r} is not committed; refresh() looks again", kind="not_committed")
+
+    def read_location(
+        self, name: str, location: SupportsIndex | str, times: tuple[int, int] | None = None
+    ) -> NDArray[Any]:
+        """Return the series of one location of a location series.
+
+        Not collective.
+
+        Parameters
+        ----------
+        name
+            The variable.
+        location
+            Its number or its id.
+        times
+            (start, stop) of the times to read, by default all.
+
+        Raises
+        ------
+        SchemaError
+            Unknown variable or location, one that is not committed, or a stream that is no location series.
+        FormatError, StoreError
+            As `read_record`.
+        """
+        schema = self.schema
+        if not schema.is_location_series:
+            raise SchemaError(f"{self._store.url} is no location series; use read_record", kind="mode")
+        if isinstance(location, str):
+            numbers = np.flatnonzero(self.read_static(schema.record_dim) == location)
+            if not numbers.size:
+                raise SchemaError(f"location {location!r} is none of the {self.n_records} ids", kind="unknown")
+            location = int(numbers[0])
+        return self.read_record(name, operator.index(location), None if times is None else {schema.time_dim: times})
 
     def read_static(self, name: str, region: Mapping[str, Any] | None = None) -> NDArray[Any]:
         """Return a static or a coordinate.
@@ -430,7 +465,8 @@ class StoreReader:
 
     def _check_dims(self, array: ArraySpec, region: Mapping[str, Any]) -> None:
         # A rank's region names all partitioned dims, also those that this array lacks.
-        if unknown := [dim for dim in region if dim not in self.schema.dims or dim == self.schema.time_dim]:
+        known = set(self.schema.dims) - {self.schema.record_dim} | set(array.space_dims)
+        if unknown := [dim for dim in region if dim not in known]:
             raise SchemaError(
                 f"region: {unknown[0]!r} is no dim of a record of {array.name!r}; it has {array.space_dims}",
                 kind="region",

@@ -214,10 +214,14 @@ def remove_uncommitted_blobs(store: Store, stager: Stager, manifest: Manifest) -
     manifest
         The committed state before the recovery: the new one takes the commit_seq of such a pack.
     """
-    for name in store.list(BLOBS_FOLDER):
+    names = store.list(BLOBS_FOLDER)
+    for name in names:
         found = parse_blob(name)
         if found is None or not manifest.names_pack(*found[:2]):
             stager.remove(f"{BLOBS_FOLDER}/{name}")
+    if names or BLOBS_FOLDER.rpartition("/")[2] in store.list(FOLDER):
+        # Durably, whoever removed them: one that came back with the power would be named by the manifest after next.
+        store.sync_folders([f"{BLOBS_FOLDER}/-"])
 
 
 def tidy(store: Store, stager: Stager, manifest: Manifest) -> None:

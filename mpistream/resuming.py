@@ -119,10 +119,17 @@ class ResumeRequest:
         self._votes = votes
         manifest = self._read(store)
         time = manifest.schema.time
+        if manifest.schema.is_location_series and any(t is not None for t in self._times.values()):
+            raise SchemaError(
+                f"{store.url} is a location series, whose records are locations and have no time; leave at and "
+                "expect_last_t out, w.missing() says what is to run",
+                kind="mode",
+            )
         self._at, self._expect = (encode_time(t, time.units, time.calendar) for t in self._times.values())
         if self._given is not None:
             _check_same_schema(self._given, manifest)
-        _check_last_time(store, manifest)
+        if not manifest.schema.is_location_series:
+            _check_last_time(store, manifest)
         n_keep, last_t, _ = self._cut(store, manifest)
         n_kept = count(inside(manifest.committed, 0, n_keep))
         if self._expect is not None and last_t != self._expect:
@@ -133,8 +140,10 @@ class ResumeRequest:
                 kind="last_t",
             )
         stored = manifest.schema.to_json()
+        # What is missing of a location series is what is shared out.
+        stored |= {"committed": manifest.committed} if manifest.schema.is_location_series else {}
         if self._planned is None or self._planned[0] != stored:
-            self.schema, epoch = settled(manifest.schema, votes, options)
+            self.schema, epoch = settled(manifest.schema, votes, options, manifest.committed)
             self._planned = stored, epoch
         return self._planned[1]
 

@@ -242,20 +242,22 @@ class ShardRows:
         replaces = replaces or any(o.is_placed or o.must_sync for o in found.objects)
         found.objects, found.is_dirty = [], False
         for at, line in zip(self._shards, found.lines, strict=True):
+            shard = shards.pop()
             item = StagedObject(
                 name=self.array.name,
                 key=self._key(row, at.index),
                 records=frozenset(found.new) if self.array.has_time else None,
                 n_cells=box_n_cells(at.box),
                 must_sync=self._is_durable or replaces,
-                shard=shards.pop(),
+                shard=shard,
                 line=line,
             )
-            assert item.shard is not None
             if put is not None:
-                loan = put(item.shard, line, at)
+                loan = put(shard, line, at)
                 if is_borrowing:
                     item.is_borrowing, item.loan = True, loan
+            # Nothing but the object holds the shard from now on, once it is made.
+            del shard
             if line is None:
                 self._stager.make(item)
             found.objects.append(item)

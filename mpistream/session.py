@@ -22,6 +22,8 @@ from mpistream.holding import given_indices, plain_region
 from mpistream.indexing import agree_on_owners, described, owners_answer
 from mpistream.indices import Indices
 from mpistream.lease import node_name
+from mpistream.location_rank_writer import rank_writer_of
+from mpistream.location_writer import writer_class
 from mpistream.manifest import Manifest, nonce_key, stage_folder
 from mpistream.mover import Mover
 from mpistream.opening import Claim, check_alike, claim, log_plan
@@ -30,14 +32,13 @@ from mpistream.owner import Owner
 from mpistream.parallel import StreamWriter
 from mpistream.pipeline import pool_of
 from mpistream.plan import Plan, plan_of
-from mpistream.rank_writer import RankWriter
 from mpistream.region import RegionLike
 from mpistream.resuming import Resumed, ResumeRequest
 from mpistream.schema import StreamSchema
 from mpistream.store import Store, open_store
 from mpistream.times import TimeLike
 
-__all__ = ["write_open", "write_resume"]
+__all__ = ["open_stream", "write_open", "write_resume"]
 
 # Arguments up to so many characters are shown where they differ.
 _MAX_TEXT = 64
@@ -101,7 +102,7 @@ def write_open(
             raise SchemaError(f"schema is a {type(schema).__name__}; give a StreamSchema", kind="schema")
         return CreateRequest(schema, overwrite=overwrite)
 
-    return _open("write_open", url, request, comm=comm, region=region, takeover=takeover, options=options)
+    return open_stream("write_open", url, request, comm=comm, region=region, takeover=takeover, options=options)
 
 
 def write_resume(
@@ -155,10 +156,10 @@ def write_resume(
     def request() -> ResumeRequest:
         return ResumeRequest(schema, at=at, expect_last_t=expect_last_t)
 
-    return _open("write_resume", url, request, comm=comm, region=region, takeover=takeover, options=options)
+    return open_stream("write_resume", url, request, comm=comm, region=region, takeover=takeover, options=options)
 
 
-def _open(
+def open_stream(
     operation: str,
     url: str | os.PathLike[str],
     make_request: Callable[[], CreateRequest | ResumeRequest],
@@ -168,7 +169,10 @@ def _open(
     takeover: bool,
     options: Options | None,
 ) -> StreamWriter:
-    """Open a store on all ranks; see `mpistream.opening` for the order."""
+    """Open a store on all ranks; see `mpistream.opening` for the order.
+
+    Collective.
+    """
     failure: MPIStreamError | None = None
     chosen, call = Options(), None
     try:
@@ -246,7 +250,7 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
         share = replace(Share.from_json(entered["share"]), indices=call.indices, routes=routes)
         try:
             pool, n_cores = pool_of(channel.communicator), claimed["n_cores"]
-            writer = RankWriter(store, manifest, share, call.options, pool, n_cores)
+            writer = rank_writer_of(store, manifest, share, call.options, pool, n_cores)
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
             failure = error if isinstance(error, MPIStreamError) else error_from_json(error_to_json(error))
         try:
@@ -267,7 +271,7 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
             for name in call.request.leftovers:
                 store.delete_tree(name)
     resumed = entered["resumed"]
-    return StreamWriter(
+    return writer_class(manifest.schema)(
         channel,
         store,
         writer,

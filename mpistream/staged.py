@@ -11,19 +11,26 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from mpistream.errors import StoreError
 from mpistream.fence import fenced
 from mpistream.pipeline import Line, Loan, Pool
 from mpistream.stats import WriterStats
 from mpistream.store import Store, read_whole
-from mpistream.zarr3.shard import OpenShard, Scratch
+from mpistream.zarr3.shard import Scratch
 
-__all__ = ["StagedObject", "Work"]
+__all__ = ["Source", "StagedObject", "Work"]
 
 # Enough to tell one object from another: a shard ends with its index and the index's checksum.
 _TAIL_NBYTES = 64
+
+
+class Source(Protocol):
+    """What the bytes of an object are made of: a shard, or something that makes one."""
+
+    def finish(self, scratch: Scratch) -> list[Any]:
+        """Return the bytes, as buffers; a call that fails may be made again."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,9 +47,9 @@ class StagedObject:
     pieces: Sequence[Any] | None = None
     """The bytes, as buffers; None before they are made and once they are staged."""
     nbytes: int = 0
-    """0 before they are made."""
+    """Before they are made, those that are held for it."""
     must_sync: bool
-    shard: OpenShard | None = None
+    shard: Source | None = None
     """What the bytes will be made of; None once they are."""
     line: Line | None = None
     """Where the jobs of that shard stand."""
@@ -83,6 +90,7 @@ class Work:
         self._stats = stats
         self._stats_lock = threading.Lock()
         self._pool = pool
+        self.failure: BaseException | None = None
 
     def name(self) -> str:
         return f"{self._folder}/{next(self._names)}"
@@ -100,7 +108,11 @@ class Work:
     def make(self, item: StagedObject, scratch: Scratch) -> None:
         assert item.shard is not None
         began = time.perf_counter()
-        item.pieces = item.shard.finish(scratch)
+        try:
+            item.pieces = item.shard.finish(scratch)
+        except BaseException as error:
+            self.failure = error
+            raise
         item.nbytes = sum(len(p) for p in item.pieces)
         item.shard = None
         self._note("encode", began, 0)
@@ -131,9 +143,9 @@ class Work:
                 item.pieces = [data]
             self._store.stage(key, item.pieces, sync=item.must_sync)
         except StoreError as error:
-            item.error = fenced(self._store, self._epoch, error)
+            item.error = self.failure = fenced(self._store, self._epoch, error)
         except Exception as error:  # noqa: BLE001 (kept for the next arrive; a dead thread would hang flush)
-            item.error = error
+            item.error = self.failure = error
         else:
             item.tail = bytes(item.pieces[-1])[-_TAIL_NBYTES:]
             item.staged_key, item.pieces, item.error = key, None, None

@@ -131,6 +131,11 @@ class Stager:
             self._work.stage(item, self._scratch)
         _raise_first(items)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What went wrong last, until it is tried again."""
+        return self._work.failure
+
     def wait(self) -> None:
         """Wait until nothing of this writer is on its way."""
         if self._pool is not None:
@@ -150,6 +155,7 @@ class Stager:
     def retry(self, items: Sequence[StagedObject]) -> None:
         """Do again what could not be done, wait for it, and raise the first failure that remains."""
         self.wait()
+        self._work.failure = None
         if self._pool is not None:
             self._pool.resume(self._member)
             self._pool.wait(self._member)
@@ -166,6 +172,7 @@ class Stager:
             self.retry(items)
             return
         failure = self._pool.failure(self._member)
+        self._work.failure = None
         self._pool.resume(self._member)
         for item in items:
             if not item.is_staged and not item.is_queued:
@@ -235,6 +242,7 @@ class Stager:
         """Give up whatever is on its way, and forget these objects."""
         if self._pool is not None:
             self._pool.drop(self._member)
+        self._work.failure = None
         self._remove_staged(items)
 
     def _remove_staged(self, items: Iterable[StagedObject]) -> None:

@@ -47,6 +47,7 @@ PROFILES: dict[str, tuple[str, int, str] | None] = {
     "diagnostic": ("zstd", 5, "shuffle"),
     "checkpoint": ("zstd", 7, "shuffle"),
     "wasm": ("plain-zstd", 5, ""),
+    "series": ("plain-zstd", 3, ""),
     "none": None,
 }
 

@@ -329,6 +329,24 @@ class OpenShard:
             slab.present.add(in_slab)
             slab.is_dirty = True
 
+    def put_rows(self, records: NDArray[Any], present: Collection[int], scratch: Scratch | None = None) -> None:
+        """Put records of the row into an empty shard, all at once.
+
+        Not collective.
+
+        Parameters
+        ----------
+        records
+            All records of the row, shape ``(records, *box_shape)``; those that are not present are fill.
+        present
+            Their positions in the row; inner chunks without any are left out.
+        scratch
+            As in `ChunkEncoder.encode`.
+        """
+        n = self._time_extent
+        for time_index in sorted({record // n for record in present}):
+            self._encode(time_index, records[time_index * n : (time_index + 1) * n], scratch)
+
     def finish(self, scratch: Scratch | None = None) -> list[Any]:
         """Return the object as it is now, as buffers to be written one after the other.
 

@@ -21,7 +21,7 @@ from tests.support.verified import assert_no_damage, assert_sound
 from tests.support.wait import wait_until
 from tests.support.writing_job import SCENE, SHARD, said_path
 
-N_KILLS = 20
+N_KILLS = int(os.environ.get("MPISTREAM_TEST_KILLS", "34"))
 OPTIONS = ms.Options(durability="none", timeout=20)
 
 
@@ -126,8 +126,9 @@ def _finish(w: ms.StreamWriter, url: Path, n_more: int = 3) -> None:
 
 @pytest.mark.slow
 def test_job_killed_again_and_again_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    """All ranks are killed at random points, on changing numbers of ranks (P-15, P-16): each record acknowledged before
-    is there and right, none beyond the manifest, nothing is left of the killed, and the end is a run's without a kill.
+    """All ranks are killed at random points, on changing numbers of ranks, rearranging or not (P-15, P-16): each record
+    acknowledged before is there and right, none beyond the manifest, nothing is left of the killed, and the end is a
+    run's without a kill.
     """
     seed = int(os.environ.get("MPISTREAM_TEST_SEED", random.SystemRandom().randrange(2**32)))
     print(f"MPISTREAM_TEST_SEED={seed}")
@@ -137,8 +138,9 @@ def test_job_killed_again_and_again_loses_nothing_that_was_acknowledged(tmp_path
     for _ in range(N_KILLS):
         every = rng.choice([1, 1, 2, 3])
         options = {"durability": rng.choice(["none", "fsync"]), "threads": rng.choice([0, 1, 2])}
-        wait = rng.random() < 2 / 3
-        with _start(rng.randint(1, 4), url, 10_000, every=every, options=options, wait=wait) as job:
+        wait, rearranged = rng.random() < 2 / 3, rng.random() < 0.5
+        how = {"every": every, "options": options, "wait": wait, "rearranged": rearranged}
+        with _start(rng.randint(1, 4), url, 10_000, **how) as job:
             opened = _wait_for(job, url, "opened")[0]
             assert (opened["opened"], opened["stray"], opened["stage"]) == (n, [], [str(opened["epoch"])])
             _wait_for(job, url, "committed", rng.randint(1, 4))
@@ -181,7 +183,8 @@ def test_job_that_loses_one_rank_can_be_resumed(tmp_path: Path, rank: int) -> No
 
 
 # Where a job of three ranks is killed: who hangs in which call on which key, in the commit of which record, and how
-# many records are committed then. Record 6 is within a row, record 8 begins one; rank 2 has two of the four shards.
+# many records are committed then. Record 6 is within a row, record 8 begins one; rank 2 has two of the four shards, and
+# where the ranks' rows have to be rearranged, one rank writes them.
 PLACES: dict[str, tuple[dict[str, Any], int, int]] = {
     "within the write of a shard": ({"rank": 1, "call": "stage", "prefix": ""}, 6, 6),
     "between write and rename of a shard": ({"rank": 1, "call": "place", "prefix": "u/c/"}, 6, 6),
@@ -193,6 +196,8 @@ PLACES: dict[str, tuple[dict[str, Any], int, int]] = {
     "after the manifest": ({"rank": 0, "call": "sync_folders", "prefix": ".mpistream/manifest.json"}, 6, 7),
     "before the group's document": ({"rank": 0, "call": "place", "prefix": "zarr.json"}, 6, 7),
     "before an array's document": ({"rank": 0, "call": "place", "prefix": "zonal/zarr.json"}, 8, 9),
+    "rearranged, within the write of a shard": ({"rank": 0, "call": "stage", "prefix": ""}, 6, 6),
+    "rearranged, between write and rename of a shard": ({"rank": 0, "call": "place", "prefix": "u/c/"}, 8, 8),
 }
 
 
@@ -201,7 +206,7 @@ def test_job_killed_at_a_step_of_a_commit_is_resumed_from_before_or_after_it(tmp
     """The record is committed iff the manifest was renamed; a resume removes what was placed or staged beyond it."""
     hang, record, n = PLACES[place]
     url = tmp_path / "s"
-    _run_to_hang(3, url, 20, hang=hang, arm_at=record)
+    _run_to_hang(3, url, 20, hang=hang, arm_at=record, rearranged=place.startswith("rearranged"))
     assert _assert_committed(url, record, record + 1) == n
     _finish(_resume_alone(url, n), url)
 

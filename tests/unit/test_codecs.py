@@ -122,7 +122,7 @@ def test_an_unknown_profile_is_refused_with_those_there_are() -> None:
     with pytest.raises(SchemaError) as caught:
         profile_chain("best", np.dtype("float32"))
     assert str(caught.value) == (
-        "codec 'best' is unknown; use one of fast, compact, diagnostic, checkpoint, wasm, none"
+        "codec 'best' is unknown; use one of fast, compact, diagnostic, checkpoint, wasm, series, none"
     )
     assert caught.value.kind == "codec"
 
