@@ -31,7 +31,8 @@ class Options:
         so many threads do it in the background, from copies, but for variables with inner chunks under 256 KiB, which
         the caller encodes. None (default): as many as the rank has cores to spare, at most four; where it has
         less than two cores to itself, the caller encodes and one thread writes and syncs. ``w.stats`` says what was
-        chosen. Writers of one communicator share the threads, the largest number of theirs.
+        chosen. What the caller has encoded into small objects is written by up to eight threads more, which do
+        little but wait for syncs. Writers of one communicator share the threads, the largest number of theirs.
     max_pending_nbytes
         Bytes, copied or encoded, that may wait for those threads before the caller waits; by default twice this rank's
         bytes per record. Writers of one communicator share one bound, the largest of theirs. In a location series,

@@ -209,8 +209,12 @@ def test_lines_that_wait_do_so_together_whatever_the_number_of_threads(pool: Poo
     pool.join(member)
     busy = held(pool, Line(member))
     all_there = threading.Barrier(9)
+
+    def sync(_: object) -> None:
+        all_there.wait(DEADLINE)
+
     for _ in range(16):
-        pool.add(Line(member, waits=True), lambda _: all_there.wait(DEADLINE) and None)
+        pool.add(Line(member, waits=True), sync)
     for _ in range(2):
         all_there.wait(DEADLINE)
     busy.set()
