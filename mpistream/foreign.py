@@ -181,7 +181,8 @@ class ForeignStore:
             opened = self._store.open(key)
             if opened is None:
                 # With ... an array without dims is still one.
-                fill(key, out[..., *slices(within)])
+                where: tuple[Any, ...] = (..., *slices(within))
+                fill(key, out[where])
                 continue
             try:
                 chunk = layout.codec.decode(opened.read(0, opened.nbytes), layout.chunk_shape)

@@ -117,6 +117,7 @@ LONGER: dict[str, str] = {
     "mpistream/schema.py": "one class; a quarter of it is its documentation",
     "mpistream/local_store.py": "one store; a quarter of it is why each call is as it is",
     "mpistream/zarr3/codecs.py": "one chain of codecs, both ways; a third of it is its documentation",
+    "mpistream/pipeline.py": "one pool; a third of it is its documentation",
     "mpistream/comm.py": "the one room that speaks MPI; a quarter of it is its documentation",
     "mpistream/zarr3/shard.py": "one format; a third of it is its documentation",
     "mpistream/agreement.py": "one protocol; a third of it is its documentation",
