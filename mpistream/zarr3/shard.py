@@ -145,8 +145,6 @@ class Scratch:
 
         Not collective.
         """
-        if dtype.kind == "T":  # its cells own memory elsewhere
-            return np.empty(shape, dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         if self._memory.nbytes < nbytes:
             self._memory = np.empty(nbytes, np.uint8)
