@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
@@ -81,6 +82,8 @@ class Channel:
         self.failure: MPIStreamError | None = None
         """Why the channel is dead, once it is."""
         self._left_at: int | None = None
+        # The last error that came out of an agreement: every rank has it.
+        self._agreed: weakref.ref[MPIStreamError] | None = None
         # Votes that were looked at before their turn.
         self._seen: deque[dict[str, Any]] = deque()
         # Number -> rank 0's answer, looked at before its turn.
@@ -130,6 +133,28 @@ class Channel:
         """
         if self.failure is not None:
             raise self.failure
+        try:
+            return self._exchange(operation, digest, payload, failure, answer, others)
+        except MPIStreamError as error:
+            self._agreed = weakref.ref(error)
+            raise
+
+    def has_agreed_on(self, error: BaseException) -> bool:
+        """Return whether an error is the last that came out of an agreement: then every rank has it.
+
+        Not collective.
+        """
+        return self._agreed is not None and self._agreed() is error
+
+    def _exchange(
+        self,
+        operation: str,
+        digest: str,
+        payload: Any,
+        failure: MPIStreamError | None,
+        answer: Callable[[list[Any]], list[Any]] | None,
+        others: Sequence[Channel],
+    ) -> Any:
         n = self._n
         self._n += 1
         if self.rank != 0:

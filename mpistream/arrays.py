@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.block import as_array, keeps_values
-from mpistream.description import Coordinate, Shape, Staggered
+from mpistream.description import Coordinate, Shape, Staggered, StaggeredLength
 from mpistream.errors import FormatError, SchemaError
 from mpistream.grid import ShardGrid
 from mpistream.names import (
@@ -298,6 +298,8 @@ def checked_dims(dims: Mapping[str, int | Staggered | None]) -> tuple[str, dict[
     staggered: dict[str, Staggered] = {}
     for dim in others:
         n = dims[dim]
+        if isinstance(n, StaggeredLength):
+            n = n.staggered
         if isinstance(n, Staggered):
             staggered[dim] = n
             n = _staggered_length(dim, n, dims)
@@ -306,14 +308,14 @@ def checked_dims(dims: Mapping[str, int | Staggered | None]) -> tuple[str, dict[
                 f"dim {dim!r} has length {n!r}; only the first dim grows, give an integer above 0",
                 kind="dims",
             )
-        sizes[dim] = int(n)
+        sizes[dim] = StaggeredLength.of(n, staggered[dim]) if dim in staggered else int(n)
     return time_dim, sizes, staggered
 
 
 def _staggered_length(dim: str, staggered: Staggered, dims: Mapping[str, int | Staggered | None]) -> int:
     base = dims.get(staggered.dim)
     extra = staggered.n_extra
-    if isinstance(base, bool) or not isinstance(base, int | np.integer):
+    if isinstance(base, bool | StaggeredLength) or not isinstance(base, int | np.integer):
         raise SchemaError(
             f"dim {dim!r} is staggered over {staggered.dim!r}, which is no dim with a length; name one of "
             f"{tuple(dims)}",

@@ -133,12 +133,17 @@ class CheckpointPair:
             takeover=takeover,
             options=options,
         ) as w:
-            for name, array in statics.items():
-                w.write_static(name, array)
-            w.write_record(t, {name: array for name, array in arrays.items() if name not in statics})
-            for key, payload in (blobs or {}).items():
-                w.write_blob(key, payload, 0)
-            return w.commit()
+            failure = None
+            try:
+                for name, array in statics.items():
+                    w.write_static(name, array)
+                w.write_record(t, {name: array for name, array in arrays.items() if name not in statics})
+                for key, payload in (blobs or {}).items():
+                    w.write_blob(key, payload, 0)
+            except MPIStreamError as error:
+                # One rank's wrong block: every rank hears of it in the commit, and other writers go on.
+                failure = error
+            return w._commit_or_raise(failure)
 
     def restore(self, comm: Any = None) -> tuple[StoreReader, float] | None:
         """Open the newest committed state, on any number of ranks.

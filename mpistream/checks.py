@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from mpistream.array_reader import ArrayReader
 from mpistream.arrays import ArraySpec, Role
 from mpistream.blobs import read_pack_index, read_payload
-from mpistream.errors import FormatError, MPIStreamError
+from mpistream.errors import FormatError, MPIStreamError, StoreError
 from mpistream.manifest import Manifest, blob_key
 from mpistream.ranges import Ranges, inside
 from mpistream.recovery import growing, rows_in_place
@@ -319,6 +319,25 @@ class Checker:
     def rows_in_place(self, array: ArraySpec) -> set[int]:
         """Return the rows of an array that lie in place, from one listing."""
         return {row for row, _ in rows_in_place(self._store, array, self._separator)}
+
+    def has_objects(self, array: ArraySpec, row: int) -> bool:
+        """Return whether anything but folders lies in the place of a row."""
+        if self._separator != "/":
+            return True
+        keys = [f"{array.name}/c/{row}"]
+        while keys:
+            key = keys.pop()
+            below = self._store.list(key)
+            keys += [f"{key}/{name}" for name in below]
+            if not below:
+                try:
+                    opened = self._store.open(key)
+                except StoreError:
+                    return True  # a link, or a device
+                if opened is not None:
+                    opened.close()
+                    return True
+        return False
 
 
 def _grid(array: ArraySpec) -> Iterator[tuple[int, ...]]:

@@ -15,7 +15,16 @@ from mpistream.errors import SchemaError
 from mpistream.names import json_object
 from mpistream.times import encode_times
 
-__all__ = ["AppendTime", "Coordinate", "IndexedTime", "LocationTime", "Shape", "Staggered", "Variable"]
+__all__ = [
+    "AppendTime",
+    "Coordinate",
+    "IndexedTime",
+    "LocationTime",
+    "Shape",
+    "Staggered",
+    "StaggeredLength",
+    "Variable",
+]
 
 Shape = Mapping[str, int] | Sequence[int]
 
@@ -159,6 +168,22 @@ class Staggered:
 
     dim: str
     n_extra: int = 1
+
+
+class StaggeredLength(int):
+    """The length of a staggered dim; it says over which one, so that the dims of a schema make those of another."""
+
+    staggered: Staggered
+
+    @classmethod
+    def of(cls, length: int, staggered: Staggered) -> StaggeredLength:
+        """Return a length of a dim that is staggered.
+
+        Not collective.
+        """
+        self = cls(length)
+        self.staggered = staggered
+        return self
 
 
 @dataclass(frozen=True, slots=True)

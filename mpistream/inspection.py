@@ -32,7 +32,7 @@ from mpistream.manifest import (
     parse_epoch,
     parse_json,
 )
-from mpistream.ranges import Ranges, count, difference, inside, overlap, ranges_of
+from mpistream.ranges import Ranges, count, difference, inside, members, overlap, ranges_of
 from mpistream.recovery import SetAside, growing
 from mpistream.schema import values_digest
 from mpistream.store import ReadableStore
@@ -120,7 +120,9 @@ class Inspection:
                 records = inside(self._manifest.committed, a * n, b * n)
                 text = f"all objects of rows {a} to {b - 1} are missing, which hold committed records"
                 self._damage("missing", f"{array.name}/c", text, array.name, records=(records[0][0], records[-1][1]))
-            for a, b in difference(there, wanted):
+            # Folders alone are ahead of use.
+            beyond = difference(there, wanted)
+            for a, b in ranges_of(row for row in members(beyond) if self._checker.has_objects(array, row)):
                 text = f"rows {a} to {b - 1} are in place and hold no committed record"
                 self._uncommitted("uncommitted", f"{array.name}/c", text, array.name, records=(a * n, b * n))
         for array in self._manifest.schema.arrays.values():

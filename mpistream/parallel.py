@@ -501,6 +501,11 @@ class StreamWriter:
         commit_writers(self._channel, [self], partial_rows, wait)
         return self._stream.receipt
 
+    def _commit_or_raise(self, failure: MPIStreamError | None) -> CommitReceipt:
+        """Commit, unless this rank or another one has a failure; then every rank raises it."""
+        commit_writers(self._channel, [self], True, True, failure)
+        return self._stream.receipt
+
     def rollback(self) -> None:
         """Drop what is not committed, on every rank.
 
@@ -667,8 +672,9 @@ class StreamWriter:
             return
         if self._is_closed or self._is_forked():
             return
-        # All open writers first, then wait: a rank must not wait for this one in any of them.
-        for other in _all_open():
+        # All open writers first, then wait: a rank must not wait for this one in any of them. But what all ranks have
+        # agreed on leaves this body on all of them, and says nothing of other writers.
+        for other in [self] if self._channel.has_agreed_on(exc) else _all_open():
             if other._channel.is_usable():
                 other._channel.post_leave(exc)
         self._channel.wait_left(self._options.exit_timeout)

@@ -23,7 +23,7 @@ from mpistream.blobs import BlobEntry, read_pack_index, read_payload
 from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
 from mpistream.foreign import ForeignStore
-from mpistream.grid import held_boxes
+from mpistream.grid import held_boxes, with_extra
 from mpistream.indices import Axis, Indices, axes_of, axis_lengths, numbers_of, parts_of
 from mpistream.manifest import (
     BLOBS_FOLDER,
@@ -41,7 +41,7 @@ from mpistream.ranges import Ranges, covers, difference, members, ranges_of
 from mpistream.region import Region, box_of_mapping
 from mpistream.schema import StreamSchema
 from mpistream.store import ReadableStore, open_readable
-from mpistream.tiling import Box
+from mpistream.tiling import Box, Interval
 
 __all__ = ["StoreReader", "open_reader", "read_blob", "read_output_manifest", "read_record", "read_static"]
 
@@ -225,6 +225,13 @@ class StoreReader:
             # In a location series a region is one of records.
             records = region.project((self.schema.record_dim,)).box[0] if self.schema.is_location_series else None
             box = (*[records or (0, self.n_records)][: array.has_time], *self._box(array, region))
+        elif isinstance(region, Mapping) and array is not None and not isinstance(region, Indices):
+            dim = self.schema.record_dim
+            lead: Box = ()
+            if array.has_time:
+                lead = box_of_mapping({d: at for d, at in region.items() if d == dim}, {dim: self.n_records})
+                region = {d: at for d, at in region.items() if d != dim}
+            box = (*lead, *self._box(array, region))
         else:
             box = box_of_region(node, region)
         if array is None:
@@ -461,7 +468,19 @@ class StoreReader:
         if not isinstance(region, Mapping):
             raise SchemaError(f"a region is a mapping dim -> (start, stop), not {type(region).__name__}", kind="region")
         self._check_dims(array, region)
-        return box_of_mapping(region, dict(zip(array.space_dims, array.shape, strict=True)))
+        lengths: dict[str, int] = {d: n for d, n in self.schema.dims.items() if n is not None}
+        lengths |= zip(array.space_dims, array.shape, strict=True)
+        named = {dim: lengths[dim] for dim in region}
+        given = dict(zip(named, box_of_mapping(region, named), strict=True))
+        return tuple(self._interval(dim, given, lengths) for dim in array.space_dims)
+
+    def _interval(self, dim: str, given: Mapping[str, Interval], lengths: Mapping[str, int]) -> Interval:
+        """Return what a region says of a dim: a staggered one follows the other one, as it does where it is written."""
+        whole = (0, lengths[dim])
+        staggered = self.schema.staggered.get(dim)
+        if dim in given or staggered is None or staggered.dim not in given:
+            return given.get(dim, whole)
+        return with_extra(given[staggered.dim], staggered.n_extra, lengths[dim])
 
     def _check_dims(self, array: ArraySpec, region: Mapping[str, Any]) -> None:
         # A rank's region names all partitioned dims, also those that this array lacks.

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 import mpistream as ms
@@ -124,4 +125,26 @@ def test_save_that_fails_on_one_rank_leaves_the_state_of_before(comm: MPI.Intrac
     found = pair.restore(comm)
     assert found is not None
     assert found[1] == time_of(0)
+    found[0].close()
+
+
+def test_a_save_that_fails_leaves_other_writers_alone(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    """A block of a wrong shape on one rank: the error of all, in the save alone; then both stores go on."""
+    pair = ms.CheckpointPair(mpi_tmp_path / "state", PLANE.schema())
+    region = {"y": (8 * comm.rank // comm.size, 8 * (comm.rank + 1) // comm.size)}
+    state = {**PLANE.record(region, 0), **{name: PLANE.block(name, region) for name in PLANE.region_statics}}
+    with ms.write_open(mpi_tmp_path / "run", PLANE.schema(), comm=comm, region=region, options=OPTIONS) as w:
+        PLANE.write_statics(w)
+        PLANE.write(w, 0)
+        bad = {**state, "u": np.zeros((1, 1, 1))} if comm.rank == comm.size - 1 else state
+        error = error_on_all(comm, lambda: pair.save(0.0, bad, comm=comm, region=region, options=OPTIONS))
+        assert (error.kind, error.rank) == ("shape", comm.size - 1)
+        assert w.commit().n_records == 1
+        pair.save(1.0, state, comm=comm, region=region, options=OPTIONS)
+        PLANE.write(w, 1)
+    sync(comm)
+    assert ms.open_reader(mpi_tmp_path / "run").n_records == 2
+    found = pair.restore(comm)
+    assert found is not None
+    assert found[1] == 1.0
     found[0].close()

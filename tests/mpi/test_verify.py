@@ -43,3 +43,23 @@ def test_every_rank_has_the_report_of_one_process(comm: MPI.Intracomm, mpi_tmp_p
 
 def test_no_store_is_the_same_error_on_every_rank(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     assert error_on_all(comm, lambda: ms.verify(mpi_tmp_path, comm=comm)).kind == "no_manifest"
+
+
+def test_a_run_that_was_closed_leaves_nothing(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    """Not for the checker either: folders of the next row, made ahead of use, hold nothing; an object there counts."""
+    url = mpi_tmp_path / "run.zarr"
+    schema = FULL.schema(shard_shape={"time": 1, "z": 3, "y": 4, "x": 13})
+    region = {"y": (11 * comm.rank // comm.size, 11 * (comm.rank + 1) // comm.size)}
+    with ms.write_open(url, schema, comm=comm, region=region, options=OPTIONS) as w:
+        FULL.write_statics(w)
+        for i in range(2):
+            FULL.write(w, i)
+            w.commit()
+    assert on_root(comm, lambda: ms.verify(url).exit_code) == 0
+
+    def add() -> int:
+        (url / "u/c/2/0/0").mkdir(parents=True, exist_ok=True)
+        (url / "u/c/2/0/0/0").write_bytes(b"x")
+        return ms.verify(url).exit_code
+
+    assert on_root(comm, add) == 1

@@ -420,6 +420,15 @@ def test_a_rank_reads_back_what_it_holds(tmp_path) -> None:
     assert reader.read_record("h", 0, upper).tolist() == [4, 5, 6, 7]
     assert reader.read_record("u", 0, ms.Indices({"x": [7, 3]})).tolist() == [7, 3, 8]
     assert reader.read_record("u", 0, ms.Indices({"x_u": [8, 3]})).tolist() == [8, 3]
+    # So does a mapping of dims, whose bounds are looked at whatever the array has.
+    for region in ({"x": (4, 8)}, {**upper}, {"x_u": (4, 9)}):
+        assert reader.read_record("u", 0, region).tolist() == [4, 5, 6, 7, 8]
+        assert reader.read_array("u", {"time": (0, 1), **region}).tolist() == [[4, 5, 6, 7, 8]]
+    assert reader.read_record("u", 0, {"x": (2, 4)}).tolist() == [2, 3]
+    for bad in ((5, 3), (0, 99), 3, (2.5, 4)):
+        for name in ("u", "h"):
+            with pytest.raises(ms.SchemaError, match="'x'"):
+                reader.read_record(name, 0, {"x": bad})
     two = ms.Region(("x",), [((0, 2),), ((4, 6),)])
     for call in (lambda: reader.read_record("h", 0, two), lambda: reader.read_array("h", two)):
         with pytest.raises(ms.SchemaError, match="has 2 boxes; read them one by one"):
