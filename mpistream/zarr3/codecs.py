@@ -163,12 +163,26 @@ def _serializer(dtype: np.dtype[Any]) -> str:
     return "vlen-utf8" if dtype.kind == "T" else "bytes"
 
 
+_CONFIGURATIONS: dict[str, set[str]] = {
+    "bytes": {"endian"},
+    "vlen-utf8": set(),
+    "blosc": {"typesize", "cname", "clevel", "shuffle", "blocksize"},
+    "zstd": {"level", "checksum"},
+    "gzip": {"level"},
+    "crc32c": set(),
+}
+
+
 def _part(codec: Any) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(codec, Mapping) or not isinstance(codec.get("name"), str):
         raise FormatError(f"codec {codec!r}: not an object with a name", kind="codec")
     configuration = codec.get("configuration", {})
     if not isinstance(configuration, Mapping):
         raise FormatError(f"codec {codec['name']!r}: configuration is not an object", kind="codec")
+    # Zarr v3 core, "Extensions": what a configuration says and nobody knows may not be passed over.
+    unknown = sorted(set(configuration) - _CONFIGURATIONS.get(codec["name"], set(configuration)))
+    if unknown:
+        raise FormatError(f"codec {codec['name']!r}: unknown configuration {unknown}", kind="codec")
     return codec["name"], configuration
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -75,7 +76,7 @@ def test_batch_script_hands_the_signal_on_and_asks_to_be_started_again(tmp_path:
     commands = {
         "scontrol": f'echo "$*" >>{tmp_path}/asked',
         "squeue": "echo 2099-01-01T00:00:00",
-        "mpiexec": f'exec {" ".join(mpi).replace("mpiexec", shutil.which(mpi[0]) or "mpiexec", 1)} "$@"',
+        "mpiexec": f'exec {shlex.join([shutil.which(mpi[0]) or mpi[0], *mpi[1:]])} "$@"',
         "python": f'exec {sys.executable} "$@"',
     }
     for name, body in commands.items():

@@ -223,6 +223,8 @@ def test_zarr_python_and_we_read_each_others_chains(chain) -> None:
         ([LITTLE, {"name": 5}], "codec {'name': 5}: not an object with a name"),
         ([LITTLE, {"name": "gzip", "configuration": [4]}], "codec 'gzip': configuration is not an object"),
         ([{"name": "bytes", "configuration": {"endian": "middle"}}], "codec 'bytes': endian 'middle' is neither"),
+        ([{"name": "bytes", "configuration": {"name": "u"}}], r"codec 'bytes': unknown configuration \['name'\]"),
+        ([LITTLE, blosc(nthreads=4)], r"codec 'blosc': unknown configuration \['nthreads'\]"),
         ([LITTLE, blosc(cname="best")], "codec 'blosc': bad configuration"),
         ([LITTLE, blosc(shuffle="mix")], "codec 'blosc': bad configuration"),
         ([LITTLE, blosc(clevel="x")], "codec 'blosc': bad configuration"),

@@ -259,11 +259,12 @@ def refused(kind, *parts, **changes):
 def test_the_dims_of_a_schema_make_those_of_another_one() -> None:
     """Staggered dims included, also over another length; they are numbers all the same."""
     dims = {"time": None, "y": 8, "x": 6, "x_face": ms.Staggered("x", 2)}
-    more = {
-        "time": ms.AppendTime(units="s since 2000-01-01"),
-        "variables": {"u": ms.Variable(("time", "x_face"), "f4")},
-    }
-    first = ms.StreamSchema(dims=dims, **more)
+
+    def schema_of(dims):
+        variables = {"u": ms.Variable(("time", "x_face"), "f4")}
+        return ms.StreamSchema(dims=dims, time=ms.AppendTime(units="s since 2000-01-01"), variables=variables)
+
+    first = schema_of(dims)
     assert first.dims == {"time": None, "y": 8, "x": 6, "x_face": 8}
     again = schema_of({**first.dims, "x": 10})
     assert again.staggered == first.staggered == {"x_face": ms.Staggered("x", 2)}
