@@ -369,7 +369,8 @@ class Channel:
             while (found := self._poll_vote()) is not None:
                 self._seen.append(found)
             for vote in self._seen:
-                if vote["n"] <= n:
+                # An older one is of a rank that was late for an agreement that has failed since, as in `_votes`.
+                if vote["n"] == n or (vote["n"] < n and vote["operation"] == "leave"):
                     try:
                         self._check_vote(vote["rank"], vote, operation, "")
                     except MPIStreamError as error:

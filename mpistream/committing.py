@@ -132,18 +132,26 @@ class _Commit:
         pending = [i for i, agreed in enumerate(go) if agreed is not None]
         outcome: dict[str, Any] = {"receipts": [], "records": [], "error": None}
         if pending:
-            if not self.wait:
-                self._take_agreed(go, votes)
-            # 3 Place.
-            tokens = [self._place(i, votes[i].get("token")) for i in pending]
-            # 4 Gather, 5 decide, 6 commit, 7 outcome.
-            if rank == 0:
-                outcome = self._lead(pending, tokens)
-            else:
-                self.channel.gather(json.dumps(tokens).encode())
-                outcome = self.channel.await_announcement()
-        for i, receipt, records in zip(pending, outcome["receipts"], outcome["records"], strict=False):
-            self._committed(i, CommitReceipt.from_json(receipt), _ranges(records))
+            try:
+                if not self.wait:
+                    self._take_agreed(go, votes)
+                # 3 Place.
+                tokens = [self._place(i, votes[i].get("token")) for i in pending]
+                # 4 Gather, 5 decide, 6 commit, 7 outcome.
+                if rank == 0:
+                    outcome = self._lead(pending, tokens)
+                else:
+                    self.channel.gather(json.dumps(tokens).encode())
+                    outcome = self.channel.await_announcement()
+                for i, receipt, records in zip(pending, outcome["receipts"], outcome["records"], strict=False):
+                    self._committed(i, CommitReceipt.from_json(receipt), _ranges(records))
+            except MPIStreamError:
+                raise  # every rank has it
+            except BaseException as error:
+                # Ctrl-C, say: this rank does not know what is committed, or has not gone on from it.
+                self.channel.post_leave(error)
+                self.channel.failure = self.channel.failure or _interrupted(error, rank)
+                raise
         # 8 Publish: what was committed now, and what an earlier commit could not.
         for stream in self.streams:
             if stream.owner is not None:
@@ -287,12 +295,7 @@ class _Commit:
             return self._announce(receipts, told)
         except BaseException as error:
             # Ctrl-C, say, in the middle of it: whether the manifest is in place is for the store to tell.
-            unknown = CommitError(
-                f"rank 0 was interrupted in a commit ({type(error).__name__}); this writer is dead, write_resume tells "
-                "what is committed",
-                kind="outcome_unknown",
-                rank=0,
-            )
+            unknown = _interrupted(error, 0)
             self._announce(receipts, self._of_all(pending, len(receipts), unknown))
             raise
         return self._announce(receipts, None)
@@ -379,6 +382,11 @@ class _Commit:
             errno=error.errno,
             cause_text=cause,
         )
+
+
+def _interrupted(error: BaseException, rank: int) -> CommitError:
+    what = f"rank {rank} was interrupted in a commit ({type(error).__name__}); this writer is dead"
+    return CommitError(f"{what}, write_resume tells what is committed", kind="outcome_unknown", rank=rank)
 
 
 def _ranges(pairs: Iterable[Sequence[int]]) -> Ranges:

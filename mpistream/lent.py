@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mpistream.errors import ProtocolError
 from mpistream.pipeline import Loan
 from mpistream.staging import Stager
 
@@ -28,6 +29,7 @@ class Lent:
         self._dtypes = dtypes
         self._loans: dict[str, dict[int, Loan]] | None = None
         self._views: dict[str, dict[int, NDArray[Any]]] = {}
+        self._is_over = False
 
     @property
     def loans(self) -> Mapping[str, Mapping[int, Loan]]:
@@ -44,6 +46,8 @@ class Lent:
         """Return the memory for the blocks of a variable, to be filled; they are read-only once it is given back."""
         if name not in self._wanted:
             return {}
+        if self._is_over:
+            raise ProtocolError("a record is used after its end; open another one with record(t)", kind="ended")
         if name not in self._views:
             self._views[name] = {k: loan.array[...] for k, loan in self.loans[name].items()}
         return self._views[name]
@@ -52,6 +56,7 @@ class Lent:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._is_over = True
         # From now on it is read by threads, or lent for another record: nobody may write to it by a name of today.
         for views in self._views.values():
             for view in views.values():

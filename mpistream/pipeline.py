@@ -112,7 +112,6 @@ class Pool:
         # All below is guarded by _changed.
         self._changed = threading.Condition()
         self._pending_nbytes = 0
-        self._n_pending = 0
         self._members: list[Member] = []
         self._threads: set[threading.Thread] = set()
         # Those for lines that wait.
@@ -126,9 +125,11 @@ class Pool:
         """In a forked child, which has none of its parent's threads: nothing is on its way, and no lock is held."""
         self._queue, self._waiting, self._changed = SimpleQueue(), SimpleQueue(), threading.Condition()
         self._waiters = set()
-        self._threads, self._pending_nbytes, self._n_pending = set(), 0, 0
+        self._threads, self._pending_nbytes = set(), 0
         for member in self._members:
             member.n_pending = member.n_running = 0
+            for line in member.lines:
+                line.is_dropped = True
             member.lines.clear()
 
     # Members
@@ -175,21 +176,23 @@ class Pool:
         with self._changed:
             if not self._threads:
                 raise ProtocolError("a writer is used in a process that was forked from its own", kind="forked")
+            if line.is_dropped:
+                raise ProtocolError("jobs of a shard were dropped; call rollback() on every rank", kind="dropped")
             if loan is not None:
                 loan.n_holders += 1
             line.jobs.append(_Job(do, loan, nbytes))
             line.member.lines.add(line)
             if line.error is None:
-                self._count(line.member, 1)
                 self._start(line)
+                self._count(line.member, 1)
 
     def reserve(self, member: Member, nbytes: int) -> None:
         """Count bytes as on their way; wait while that exceeds the bound and jobs are on their way."""
         with self._changed:
             bound = max((m.max_pending_nbytes for m in self._members), default=0)
-            if self._n_pending and self._pending_nbytes + nbytes > bound:
+            if self._is_busy() and self._pending_nbytes + nbytes > bound:
                 began = time.perf_counter()
-                while self._n_pending and self._pending_nbytes + nbytes > bound:
+                while self._is_busy() and self._pending_nbytes + nbytes > bound:
                     self._changed.wait()
                 member.stats.seconds["wait"] += time.perf_counter() - began
             self._pending_nbytes += nbytes
@@ -203,7 +206,7 @@ class Pool:
     def wait(self, member: Member) -> None:
         """Wait until nothing of a writer is on its way."""
         with self._changed:
-            while member.n_pending:
+            while member.n_pending > 0:
                 self._changed.wait()
 
     def wait_for(self, line: Line) -> None:
@@ -230,7 +233,7 @@ class Pool:
         """Give up all jobs of a writer; wait for those that are being done."""
         with self._changed:
             self._drop(member)
-            while member.n_pending:
+            while member.n_pending > 0:
                 self._changed.wait()
 
     # Memory
@@ -286,14 +289,20 @@ class Pool:
 
     # Guarded by _changed
 
-    def _count(self, member: Member, n: int) -> None:
+    @staticmethod
+    def _count(member: Member, n: int) -> None:
         member.n_pending += n
-        self._n_pending += n
+
+    def _is_busy(self) -> bool:
+        # Not counted apart: Ctrl-C between two counts would leave them different for ever.
+        return any(m.n_pending > 0 for m in self._members)
 
     def _start(self, line: Line) -> None:
         if not line.is_on_its_way:
+            # What takes time, and Ctrl-C can end, comes first.
+            queue = self._waiting if line.waits and self._has_waiters() else self._queue
             line.is_on_its_way = True
-            (self._waiting if line.waits and self._has_waiters() else self._queue).put(line)
+            queue.put(line)
 
     def _has_waiters(self) -> bool:
         if len(self._waiters) < _MAX_WAITERS:
@@ -315,12 +324,12 @@ class Pool:
     def _drop(self, member: Member) -> None:
         for line in member.lines:
             line.is_dropped = True
-            for job in line.jobs:
-                self._release(job)
-            if line.error is None:
-                self._count(member, -len(line.jobs))
-            line.jobs.clear()
+            while line.jobs:
+                # Out of the line first: whoever is interrupted here must not release it twice.
+                self._release(line.jobs.popleft())
         member.lines.clear()
+        # Only what is being done is left, also where Ctrl-C came in the middle of `add`.
+        self._count(member, member.n_running - member.n_pending)
         self._changed.notify_all()
 
     def _forget_left(self) -> None:
@@ -336,6 +345,9 @@ class Pool:
     # The threads
 
     def _run(self, threads: set[threading.Thread], queue: SimpleQueue[Line | None]) -> None:
+        with self._changed:
+            # Ctrl-C can end `_begin` between its two lines; one that is not known would not tell the others to end.
+            threads.add(threading.current_thread())
         # Narrowing a float can overflow to infinity: that is what the caller's dtype asked for.
         with np.errstate(over="ignore", invalid="ignore"):
             scratch = Scratch()
@@ -359,7 +371,7 @@ class Pool:
             self._forget_left()
             if self._members:
                 return True
-            threads.remove(threading.current_thread())
+            threads.discard(threading.current_thread())
             if threads:
                 queue.put(None)
             self._changed.notify_all()

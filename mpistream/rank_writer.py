@@ -438,11 +438,12 @@ class RankWriter:
                     if rows.writes:
                         self._submit(rows.put(record, blocks[name], lent.loans.get(name)))
                 self._bound_open_rows()
+                # In here: what is in the rows and not pending would be put into them again.
+                self._pending[record] = checked.t
             except BaseException as error:
                 # Some variables have the record, others not: the next arrive tells all ranks, rollback mends it.
                 self._broken = error
                 raise
-        self._pending[record] = checked.t
         self.stats.n_records += 1
         self.stats.nbytes_in += sum(
             rows.array.dtype.itemsize * sum(b.size for b in blocks.get(name, ())) for name, rows in self._rows.items()
@@ -786,11 +787,12 @@ class RankWriter:
         FormatError, StoreError
             When that can't be read; the writer is then not usable.
         """
+        # Until every row is read back nothing may be written or committed: a row that can't be read must not be started
+        # anew, and of what is dropped from now on objects and records still tell. Ctrl-C can end it anywhere.
+        self._broken = self._broken or ProtocolError("a rollback that failed", kind="broken")
         self._stager.drop(self._all_objects())
         self._objects, self._statics, self._pending, self._blobs = {}, {}, {}, {}
         self._placed_blobs = set()
-        # Until every row is read back nothing may be written: a row that can't be read must not be started anew.
-        self._broken = self._broken or ProtocolError("a rollback that failed", kind="broken")
         self._reset_rows()
         self._broken = None
 

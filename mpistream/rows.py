@@ -240,7 +240,7 @@ class ShardRows:
         replaces = bool(inside(self._committed, start, start + self._row_length))
         # What was placed of the row may be committed before this is placed, without MPI.
         replaces = replaces or any(o.is_placed or o.must_sync for o in found.objects)
-        found.objects, found.is_dirty = [], False
+        objects: list[StagedObject] = []
         for at, line in zip(self._shards, found.lines, strict=True):
             shard = shards.pop()
             item = StagedObject(
@@ -260,8 +260,10 @@ class ShardRows:
             del shard
             if line is None:
                 self._stager.make(item)
-            found.objects.append(item)
+            objects.append(item)
             yield item
+        # Once all are there: where one can't be made, a later call makes them all anew.
+        found.objects, found.is_dirty = objects, False
 
     def _key(self, row: int, index: tuple[int, ...]) -> str:
         lead = (row,) if self.array.has_time else ()

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistream.errors import FencedError, StoreError
+from mpistream.errors import FencedError, ProtocolError, StoreError
 from mpistream.fence import fenced
 from mpistream.pipeline import Line, Loan, Member, Pool
 from mpistream.staged import StagedObject, Work
@@ -163,6 +163,13 @@ class Stager:
                 raise error
         for item in items:
             if not item.is_staged:
+                if item.shard is not None and item.line is not None and item.line.is_dropped:
+                    # Records that it is to hold never came into the shard: made now it would lack them.
+                    raise ProtocolError(
+                        f"{item.key}: what was on its way to it was dropped, in a rollback that failed, at the end of "
+                        "the interpreter or in a forked process",
+                        kind="dropped",
+                    )
                 self._work.stage(item, self._scratch)
         _raise_first(items)
 
@@ -175,7 +182,8 @@ class Stager:
         self._work.failure = None
         self._pool.resume(self._member)
         for item in items:
-            if not item.is_staged and not item.is_queued:
+            # In this order: a thread notes that it is staged before that it is no longer queued.
+            if not item.is_queued and not item.is_staged:
                 failure = failure or item.error
                 item.error = None
                 self.submit(item)
