@@ -52,7 +52,8 @@ def test_an_object_is_staged_and_its_memory_released(store, make, threads) -> No
     assert store.read(first.staged_key) == b"a" * 100 + b"b" * 100
     assert store.read(second.staged_key) == b"cd"
     assert [key.rpartition("/")[0] for key in (first.staged_key, second.staged_key)] == [FOLDER] * 2
-    assert store.keys("stage") == [(first.staged_key, False), (second.staged_key, True)]
+    # The small one that is synced may be done by another thread.
+    assert set(store.keys("stage")) == {(first.staged_key, False), (second.staged_key, True)}
     assert (first.pieces, first.error, first.tail, first.is_placed) == (None, None, b"b" * 64, False)
     assert second.tail == b"cd"
     assert store.list("t") == []
