@@ -92,8 +92,8 @@ def test_an_object_whose_records_were_dropped_is_not_made() -> None:
     with pytest.raises(ProtocolError) as caught:
         stager.retry([found])
     assert (caught.value.kind, found.is_staged) == ("dropped", False)
+    assert found.line is not None
     with pytest.raises(ProtocolError) as caught:
-        assert found.line is not None
         stager.encode_in(found.line, lambda _: None, None)
     assert caught.value.kind == "dropped"
     other.close()
