@@ -48,6 +48,8 @@ def test_a_sound_store(url: Path) -> None:
 
 def test_leftovers_are_listed(url: Path) -> None:
     (url / "v/c/9").mkdir()
+    assert run("verify", url).exit_code == 0  # folders alone are made ahead of use
+    (url / "v/c/9/0").write_bytes(b"x")
     done = run("verify", url)
     assert (done.exit_code, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
