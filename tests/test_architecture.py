@@ -31,8 +31,8 @@ LAYERS = """
     owner
     reader
     committing  indexing  opening  creating  resuming  repairing  carrying
-    parallel  location_writer  several  session  location_series  parts  checkpoints  export  hdf5
-    checks  inspection  verify
+    parallel  location_writer  several  session  location_series  parts  checkpoints  exporting  hdf5
+    checks  inspection  verifying
     __init__
     info  compare  benchmarking
     testing  watching  plotting

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from mpistream.cli.terminal import app, failed, line, say, size_text
 from mpistream.comm import world
 from mpistream.errors import MPIStreamError, SchemaError
-from mpistream.export import export as export_stream
+from mpistream.exporting import export as export_stream
 from mpistream.selection import parse_bounds
 
 __all__ = ["export", "parse_region"]

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from mpistream.cli.terminal import Column, app, console_of, failed, line, say, size_text, table_of
 from mpistream.comm import world
 from mpistream.errors import MPIStreamError
-from mpistream.verify import Report
-from mpistream.verify import verify as verify_store
+from mpistream.verifying import Report
+from mpistream.verifying import verify as verify_store
 
 __all__ = ["verify"]
 

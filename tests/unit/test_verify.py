@@ -17,7 +17,7 @@ import mpistream as ms
 from mpistream.checks import Checker, committed_rows
 from mpistream.manifest import Manifest
 from mpistream.memory_store import MemoryStore
-from mpistream.verify import Report
+from mpistream.verifying import Report
 from tests.support.collective import tree
 from tests.support.plain import QUICK
 from tests.support.ranks import run_ranks
@@ -26,7 +26,7 @@ from tests.support.verified import assert_no_damage, assert_sound
 N = 5
 
 # Under the name of the module the package has the function.
-MODULE = sys.modules["mpistream.verify"]
+MODULE = sys.modules["mpistream.verifying"]
 
 
 def make_schema(*, indexed: bool = False, separator: str = "/") -> ms.StreamSchema:
