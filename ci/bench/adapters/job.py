@@ -69,7 +69,8 @@ class MissingError(Exception):
 class Peer:
     """A library that writes records, one after the other, and reads them.
 
-    ``open`` to ``close`` are called once, ``read`` after that.
+    ``open`` to ``close`` are called once, ``read`` after that. What raises NotImplementedError here is what every
+    library must give; the methods without a body may be left as they are.
     """
 
     keeps_last_only = False
