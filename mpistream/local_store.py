@@ -270,7 +270,7 @@ class LocalStore:
             with self._removed_on_failure(key):
                 try:
                     _write_all(fd, [data])
-                    os.fsync(fd)
+                    _sync(fd)
                 finally:
                     os.close(fd)
                 _sync_path(self._path(key.rpartition("/")[0]))
@@ -283,7 +283,7 @@ class LocalStore:
                 try:
                     nbytes = _write_all(fd, pieces)
                     if sync:
-                        os.fsync(fd)
+                        _sync(fd)
                 finally:
                     os.close(fd)
         return nbytes
@@ -388,9 +388,16 @@ def _not_a_file(path: str, kind: str, number: int | None) -> StoreError:
 def _sync_path(folder: str) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        _sync(fd)
     finally:
         os.close(fd)
+
+
+def _sync(fd: int) -> None:
+    os.fsync(fd)
+    # An XFS that shut itself down over an error of its disk answers fsync of a folder with success, and wrote nothing:
+    # what would be written was thrown away by then, so nothing is left to do (Linux 6.18). fstat says EIO there.
+    os.fstat(fd)
 
 
 def _write_all(fd: int, pieces: Sequence[Buffer]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -525,7 +526,7 @@ def known_documents() -> Iterator[None]:
             made[key] = make_documents(schema)
         return made[key]
 
-    modules = [sys.modules[f"mpistream.{name}"] for name in ("inspection", "resuming")]
+    modules = [importlib.import_module(f"mpistream.{name}") for name in ("inspection", "resuming")]
     for module in modules:
         module.make_documents = cached  # type: ignore[attr-defined]
     try:
