@@ -9,6 +9,11 @@ A plain MPI collective hangs for ever when one rank does not come. So:
 * *Answer.* Rank 0 sends each rank what it decided. At the first vote that says failure, at votes that do
   not match, or at the deadline, it sends everybody an error, also to those that have not come yet: they
   find it waiting when they do.
+* *Leaders.* Above about a thousand ranks rank 0 would be busy with messages. So the ranks form groups of neighbours, as
+  many groups as a group has ranks; the first of each sends on what its group votes, as it comes, and hands on what rank
+  0 answers to all of them. What ends an agreement in an error goes to every rank straight from rank 0, and what a rank
+  says when it leaves goes straight to rank 0: neither waits for a leader that is not in a call. A leader decides
+  nothing. While it has not come, what its group voted is not known, and rank 0 names the leader.
 * *Swap.* The pieces of a rearranged record travel straight between the ranks that hold and that write them. Whoever
   waits for one looks for votes and answers meanwhile: a rank that leaves ends the wait of all.
 * *Gather.* Tokens travel in a real MPI gather, but a nonblocking one that is tested until a deadline.
@@ -20,8 +25,10 @@ may still be inside.
 from __future__ import annotations
 
 import json
+import math
+import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from mpistream.comm import SwapTimeoutError, Transport, waiting
@@ -43,6 +50,12 @@ _PATIENCE = 1.25
 
 # Swaps have tags of their own, again and again the same; MPI promises tags up to 32,767.
 _N_SWAPS = 16_384
+
+# Up to so many ranks all messages go straight to rank 0: 1,000 of them take it some milliseconds.
+_LEADERS_ABOVE = 1000
+
+# Between votes, or answers, in one message. JSON has no bare newline.
+_NEXT = b"\n"
 
 # A message names so many ranks; of 10,000 that did not come nobody reads all.
 _MAX_NAMED = 8
@@ -69,9 +82,18 @@ class Channel:
         self.failure: MPIStreamError | None = None
         """Why the channel is dead, once it is."""
         self._left_at: int | None = None
-        # Votes, and on other ranks answers, that were looked at before their turn.
-        self._seen: deque[tuple[int, dict[str, Any]]] = deque()
-        self._answers: deque[dict[str, Any]] = deque()
+        # The last error that came out of an agreement: every rank has it.
+        self._agreed: weakref.ref[MPIStreamError] | None = None
+        # Votes that were looked at before their turn.
+        self._seen: deque[dict[str, Any]] = deque()
+        # Number -> rank 0's answer, looked at before its turn.
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._group = math.isqrt(self.size) if self.size > _LEADERS_ABOVE else self.size
+        self._leader = self.rank - self.rank % self._group
+        # Of a leader other than rank 0, which hears and answers its own group like a leader does rank 0's.
+        self._members = range(0)
+        if self.rank == self._leader != 0:
+            self._members = range(self.rank + 1, min(self.rank + self._group, self.size))
 
     def exchange(
         self,
@@ -111,12 +133,34 @@ class Channel:
         """
         if self.failure is not None:
             raise self.failure
+        try:
+            return self._exchange(operation, digest, payload, failure, answer, others)
+        except MPIStreamError as error:
+            self._agreed = weakref.ref(error)
+            raise
+
+    def has_agreed_on(self, error: BaseException) -> bool:
+        """Return whether an error is the last that came out of an agreement: then every rank has it.
+
+        Not collective.
+        """
+        return self._agreed is not None and self._agreed() is error
+
+    def _exchange(
+        self,
+        operation: str,
+        digest: str,
+        payload: Any,
+        failure: MPIStreamError | None,
+        answer: Callable[[list[Any]], list[Any]] | None,
+        others: Sequence[Channel],
+    ) -> Any:
         n = self._n
         self._n += 1
         if self.rank != 0:
             self._send_vote(n, operation, digest=digest, payload=payload, failure=failure)
             try:
-                return self._await_answer(n)
+                return self._await_answer(n, others)
             except MPIStreamError as error:
                 raise error from failure
         try:
@@ -134,8 +178,7 @@ class Channel:
             if isinstance(error, Exception):
                 raise error_from_json(document) from error
             raise
-        for rank in range(1, self.size):
-            self._transport.send(rank, _TAG_ANSWER, _dump({"n": n, "value": answers[rank]}))
+        self._answer(n, answers)
         return answers[0]
 
     def note(self, error: BaseException) -> None:
@@ -151,8 +194,8 @@ class Channel:
         payloads = {0: payload}
         for _ in waiting(self._timeout):
             # All that have come, before any conclusion: a rank that gave up takes its vote back with a second one.
-            while (found := self._seen.popleft() if self._seen else self._poll_vote()) is not None:
-                rank, vote = found
+            while (vote := self._seen.popleft() if self._seen else self._poll_vote()) is not None:
+                rank = vote["rank"]
                 # An older one comes from a rank that was late for an agreement that has failed since; but a rank that
                 # left will not come to this one either.
                 if vote["n"] == n or vote["operation"] == "leave":
@@ -161,8 +204,13 @@ class Channel:
             if len(payloads) == self.size:
                 return [payloads[rank] for rank in range(self.size)]
             for other in others:
-                other._refuse(operation, set(range(self.size)) - set(payloads))
-        missing = [rank for rank in range(self.size) if rank not in payloads]
+                other._refuse(operation, payloads)
+        # Of a group whose leader did not come nothing is known.
+        missing = [
+            rank
+            for rank in range(self.size)
+            if rank not in payloads and (rank % self._group == 0 or rank - rank % self._group in payloads)
+        ]
         raise CommitError(
             f"{operation}: rank {_named(missing)} did not come within {self._timeout:g} s; every rank must make the "
             "same calls, and an exception on one rank must end them all: start programs with python -m mpi4py",
@@ -170,23 +218,45 @@ class Channel:
             rank=missing[0],
         )
 
-    def _poll_vote(self) -> tuple[int, dict[str, Any]] | None:
+    def _poll_vote(self) -> dict[str, Any] | None:
+        """Return one vote that has come; more of the same message are kept."""
         found = self._transport.poll(_TAG_ARRIVE)
-        return None if found is None else (found[0], json.loads(found[1]))
+        if found is None:
+            return None
+        first, *more = map(json.loads, found[1].split(_NEXT))
+        self._seen += more
+        return dict(first)
 
-    def _poll_answer(self) -> dict[str, Any] | None:
+    def _relay_votes(self) -> None:
+        """On a leader, send on what its group has voted by now."""
+        votes = []
+        while self._members and (found := self._transport.poll(_TAG_ARRIVE)) is not None:
+            votes.append(found[1])
+        if votes:
+            self._transport.send(0, _TAG_ARRIVE, _NEXT.join(votes))
+
+    def _take_answer(self) -> bool:
+        """Keep one answer of rank 0 for its turn, if any has come; a leader hands on what is for its group."""
         found = self._transport.poll(_TAG_ANSWER)
-        return None if found is None else json.loads(found[1])
+        if found is None:
+            return False
+        own, *more = found[1].split(_NEXT)
+        for rank, data in zip(self._members, more, strict=False):
+            self._transport.send(rank, _TAG_ANSWER, data)
+        answer = json.loads(own)
+        self._answers[answer["n"]] = answer
+        return True
 
-    def _refuse(self, operation: str, missing: set[int]) -> None:
-        """End the agreement in which one of the ranks waits that are missing in another; raise for that one."""
+    def _refuse(self, operation: str, present: Container[int]) -> None:
+        """End the agreement in which one of the ranks waits that are not present in another; raise for that one."""
         if not self.is_usable():
             return
         while (found := self._poll_vote()) is not None:
             self._seen.append(found)
-        for rank, vote in self._seen:
+        for vote in self._seen:
+            rank = vote["rank"]
             # One that leaves says so on every channel.
-            if rank in missing and vote["n"] == self._n and vote["operation"] != "leave":
+            if rank not in present and vote["n"] == self._n and vote["operation"] != "leave":
                 error = ProtocolError(
                     f"rank {rank} called {vote['operation']} of another writer, rank 0 {operation}; every rank must "
                     "make the same calls with the same writers",
@@ -217,8 +287,24 @@ class Channel:
             )
 
     def _answer_all(self, n: int, error: dict[str, Any]) -> None:
+        data = _dump({"n": n, "error": error})
         for rank in range(1, self.size):
-            self._transport.send(rank, _TAG_ANSWER, _dump({"n": n, "error": error}))
+            self._transport.send(rank, _TAG_ANSWER, data)
+
+    def _answer(self, n: int, values: Sequence[Any]) -> None:
+        """Send each rank its value: straight to those of the own group, to the others by way of their leaders."""
+        for first in range(0, self.size, self._group):
+            answers, known, data = [], object(), b""
+            for value in values[first : first + self._group]:
+                # Most answers say the same to all ranks.
+                if value is not known:
+                    known, data = value, _dump({"n": n, "value": value})
+                answers.append(data)
+            if first:
+                self._transport.send(first, _TAG_ANSWER, _NEXT.join(answers))
+                continue
+            for rank, answer in enumerate(answers[1:], 1):
+                self._transport.send(rank, _TAG_ANSWER, answer)
 
     def gather(self, data: bytes) -> list[bytes] | None:
         """Gather tokens on rank 0, after an agreement that all are there.
@@ -241,6 +327,62 @@ class Channel:
             error = CommitError(f"{text} (timeout {self._timeout:g} s)", kind=kind, rank=None if self.rank == 0 else 0)
             self.note(error)
             raise error from None
+
+    def highest(self, operation: str, values: Sequence[int]) -> list[int]:
+        """Return the highest of each of some numbers over all ranks, in one reduction.
+
+        Collective. Cheaper than `exchange` where there are many ranks; who does not come is not known.
+
+        Raises
+        ------
+        CommitError
+            Kind ``timeout``, or ``left`` when a rank has left.
+        ProtocolError
+            Kind ``mismatch`` when rank 0 hears that another rank does something else.
+        """
+        if self.failure is not None:
+            raise self.failure
+        n = self._n
+        self._n += 1
+        found = self._transport.start_max(values)
+        try:
+            for _ in waiting(self._timeout if self.rank == 0 else _PATIENCE * self._timeout):
+                if (highest := found()) is not None:
+                    return highest
+                self._look_for_failure(n, operation)
+            raise CommitError(
+                f"{operation}: not all ranks came within {self._timeout:g} s; every rank must make the same calls, and "
+                "an exception on one rank must end them all: start programs with python -m mpi4py",
+                kind="timeout",
+            )
+        except MPIStreamError as error:
+            # The reduction can't be taken back: nothing more goes over this communicator.
+            self.failure = error
+            raise
+
+    def _look_for_failure(self, n: int, operation: str) -> None:
+        """Raise when a rank that does not come to the reduction ``n`` has said why; keep what belongs to later calls.
+
+        A reduction ends on one rank before it does on another: who is done with it may have sent its next vote.
+        """
+        if self.rank == 0:
+            while (found := self._poll_vote()) is not None:
+                self._seen.append(found)
+            for vote in self._seen:
+                # An older one is of a rank that was late for an agreement that has failed since, as in `_votes`.
+                if vote["n"] == n or (vote["n"] < n and vote["operation"] == "leave"):
+                    try:
+                        self._check_vote(vote["rank"], vote, operation, "")
+                    except MPIStreamError as error:
+                        self._answer_all(n, error_to_json(error))
+                        raise
+            return
+        self._relay_votes()
+        while self._take_answer():
+            pass
+        for k, answer in self._answers.items():
+            if k <= n and "error" in answer:
+                raise error_from_json(answer["error"])
 
     def swap(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
         """Send and receive arrays, after an agreement that all are there.
@@ -280,19 +422,20 @@ class Channel:
         if self.rank == 0:
             while (found := self._poll_vote()) is not None:
                 self._seen.append(found)
-            for _, vote in self._seen:
+            for vote in self._seen:
                 if vote["operation"] == "leave":
                     error = error_from_json(vote["failure"])
                     self.announce(error=error)
                     self.failure = error
                     raise error
             return
-        while (message := self._poll_answer()) is not None:
-            self._answers.append(message)
-        for answer in self._answers:
-            if answer["n"] >= self._n and answer.get("error", {}).get("kind") in _DEADLY:
+        self._relay_votes()
+        while self._take_answer():
+            pass
+        for n, answer in sorted(self._answers.items()):
+            if n >= self._n and answer.get("error", {}).get("kind") in _DEADLY:
                 # For all that follows, whatever the agreement: rank 0 goes on with none.
-                self._n = answer["n"] + 1
+                self._n = n + 1
                 self._open_answer(answer)
 
     def announce(self, value: Any = None, error: BaseException | None = None) -> None:
@@ -306,8 +449,7 @@ class Channel:
             self._answer_all(n, error_to_json(error, rank=None if isinstance(error, MPIStreamError) else 0))
             self.note(error)
             return
-        for rank in range(1, self.size):
-            self._transport.send(rank, _TAG_ANSWER, _dump({"n": n, "value": value}))
+        self._answer(n, [value] * self.size)
 
     def await_announcement(self) -> Any:
         """On another rank, wait for what `announce` sends; believe nothing else.
@@ -332,9 +474,9 @@ class Channel:
             raise self.failure
         return self._open_answer(answer)
 
-    def _await_answer(self, n: int) -> Any:
+    def _await_answer(self, n: int, others: Sequence[Channel] = ()) -> Any:
         """Wait for rank 0's answer in agreement ``n``."""
-        answer = self._receive(n, _PATIENCE * self._timeout)
+        answer = self._receive(n, _PATIENCE * self._timeout, others)
         if answer is None:
             self.failure = CommitError(
                 f"rank 0 did not answer within {_PATIENCE * self._timeout:g} s: it did not come, or waits for "
@@ -347,13 +489,21 @@ class Channel:
             raise self.failure
         return self._open_answer(answer)
 
-    def _receive(self, n: int, timeout: float) -> dict[str, Any] | None:
-        """Return rank 0's message number ``n``, None when it does not come in time."""
+    def _receive(self, n: int, timeout: float, others: Sequence[Channel] = ()) -> dict[str, Any] | None:
+        """Return rank 0's message number ``n``, None when it does not come in time; a leader relays meanwhile."""
         for _ in waiting(timeout):
-            while (answer := self._answers.popleft() if self._answers else self._poll_answer()) is not None:
-                # An older one belongs to an agreement that this rank gave up or never came to.
-                if answer["n"] >= n:
-                    return answer
+            self._relay_votes()
+            for other in others:
+                # Its group may vote there, which rank 0 must see to end it.
+                if other.is_usable():
+                    other._relay_votes()
+            while n not in self._answers and self._take_answer():
+                pass
+            # An older one belongs to an agreement that this rank gave up or never came to. A newer one, an error
+            # straight from rank 0, can have overtaken one that a leader hands on.
+            self._answers = {k: answer for k, answer in self._answers.items() if k >= n}
+            if n in self._answers:
+                return self._answers.pop(n)
         return None
 
     def _open_answer(self, answer: dict[str, Any]) -> Any:
@@ -367,8 +517,10 @@ class Channel:
         self, n: int, operation: str, *, digest: str = "", payload: Any = None, failure: MPIStreamError | None = None
     ) -> None:
         document = None if failure is None else error_to_json(failure, rank=self.rank)
-        vote = {"n": n, "operation": operation, "digest": digest, "payload": payload, "failure": document}
-        self._transport.send(0, _TAG_ARRIVE, _dump(vote))
+        vote = {"rank": self.rank, "n": n, "operation": operation, "digest": digest, "payload": payload}
+        # Who leaves may not wait for a leader, who may be in no call.
+        dest = 0 if operation == "leave" or self.rank == self._leader else self._leader
+        self._transport.send(dest, _TAG_ARRIVE, _dump({**vote, "failure": document}))
 
     def post_leave(self, error: BaseException) -> None:
         """Tell the others that this rank leaves because of ``error``, and that none may wait for it.

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from mpistream.arrays import SERIES_CHUNK, ArraySpec
 from mpistream.errors import FormatError
+from mpistream.shard_reads import Wanted, read_boxes
 from mpistream.store import Readable
 from mpistream.tiling import Box
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import chunk_key
-from mpistream.zarr3.shard import read_shard
 
 __all__ = ["ArrayReader", "cells", "slices"]
 
@@ -37,6 +37,11 @@ def slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(a, b) for a, b in box)
 
 
+def _refuse_absent(key: str, out: NDArray[Any]) -> None:
+    del out
+    raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
+
+
 class ArrayReader:
     """Reads arrays of one stream.
 
@@ -52,31 +57,28 @@ class ArrayReader:
         self._store = store
         self._separator = separator
 
-    def read_shards(self, array: ArraySpec, record: int | None, box: Box, out: NDArray[Any]) -> None:
-        """Decode a box of one record, or of a static, from its shards into ``out``."""
-        spec, grid = array.shard_spec(), array.grid
-        row, in_row = divmod(record or 0, array.row_length)
-        lead = (row,) if array.has_time else ()
-        for shard, inside, within in cells(box, grid.shard_shape):
-            key = chunk_key(array.name, self._separator, (*lead, *shard))
-            target = out[slices(within)]
-            opened = self._store.open(key)
-            if opened is None:
-                raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
-            try:
-                read_shard(spec, opened.nbytes, opened.read, ((in_row, in_row + 1), *inside), target[np.newaxis])
-            except FormatError as error:
-                raise FormatError(f"{key}: {error}", kind=error.kind) from error
-            finally:
-                opened.close()
+    def read_shards(self, array: ArraySpec, start: int, box: Box, out: NDArray[Any]) -> None:
+        """Decode a box of the records from ``start`` on, or of a static (one record, 0), from its shards into ``out``.
+
+        The first dim of ``out`` are the records.
+        """
+        wanted_box = ((start, start + len(out)), *box)
+
+        def wanted() -> Iterator[Wanted]:
+            for (row, *shard), inside, within in cells(wanted_box, (array.row_length, *array.grid.shard_shape)):
+                index = (row, *shard) if array.has_time else shard
+                yield chunk_key(array.name, self._separator, index), inside, out[slices(within)]
+
+        read_boxes(self._store, array.shard_spec(), wanted(), out.nbytes, _refuse_absent)
 
     def read_chunks(self, array: ArraySpec, box: Box, out: NDArray[Any]) -> None:
         """Decode a box of an array in plain chunks into ``out``."""
         codec, chunks = ChunkCodec(array.chain, array.dtype), array.resolved_chunk_shape
         for index, inside, within in cells(box, chunks):
-            out[slices(within)] = self._chunk(array, codec, index)[slices(inside)]
+            out[slices(within)] = self.chunk(array, codec, index)[slices(inside)]
 
-    def _chunk(self, array: ArraySpec, codec: ChunkCodec, index: Sequence[int]) -> NDArray[Any]:
+    def chunk(self, array: ArraySpec, codec: ChunkCodec, index: Sequence[int]) -> NDArray[Any]:
+        """Return one chunk of an array in plain chunks."""
         key = chunk_key(array.name, self._separator, index)
         data = self._store.read(key)
         if data is None:
@@ -92,4 +94,4 @@ class ArrayReader:
         for i in range(start // SERIES_CHUNK, -(-stop // SERIES_CHUNK)):
             first = i * SERIES_CHUNK
             a, b = max(start, first), min(stop, first + SERIES_CHUNK)
-            out[a - start : b - start] = self._chunk(array, codec, (i,))[a - first : b - first]
+            out[a - start : b - start] = self.chunk(array, codec, (i,))[a - first : b - first]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.block import as_array, keeps_values
-from mpistream.description import Coordinate, Shape, Staggered
+from mpistream.description import Coordinate, Shape, Staggered, StaggeredLength
 from mpistream.errors import FormatError, SchemaError
 from mpistream.grid import ShardGrid
 from mpistream.names import (
@@ -51,6 +51,8 @@ QUANTIZATION_NAME = "quantization_info"
 
 # A coordinate that the owner writes is one chunk, or several of at most this size.
 _COORDINATE_CHUNK_NBYTES = 64 * 1024 * 1024
+# On disk. Do not change; see FORMAT.md. An index of 64 MiB: whoever reads one value reads all of it.
+MAX_CHUNKS = 2**22
 # Readers with 32-bit sizes exist, and a shard is held in memory while it is written.
 _MAX_SHARD_NBYTES = 2**31 - 1
 # NaT as an integer, and the units that xarray decodes no timedelta to.
@@ -260,6 +262,13 @@ def check_layout(
                 f"give a smaller {'chunk_shape' if shape is chunk else 'shard_shape'}",
                 kind="layout",
             )
+    n_chunks = math.prod(s // c for s, c in zip(shard, chunk, strict=True) if s is not None and c is not None)
+    if n_chunks > MAX_CHUNKS:
+        raise SchemaError(
+            f"variable {name!r}: a shard of {tuple(shard)} has {n_chunks} inner chunks of {tuple(chunk)}, at most "
+            f"{MAX_CHUNKS} are possible; give a larger chunk_shape",
+            kind="layout",
+        )
 
 
 def coordinate_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -289,6 +298,8 @@ def checked_dims(dims: Mapping[str, int | Staggered | None]) -> tuple[str, dict[
     staggered: dict[str, Staggered] = {}
     for dim in others:
         n = dims[dim]
+        if isinstance(n, StaggeredLength):
+            n = n.staggered
         if isinstance(n, Staggered):
             staggered[dim] = n
             n = _staggered_length(dim, n, dims)
@@ -297,14 +308,14 @@ def checked_dims(dims: Mapping[str, int | Staggered | None]) -> tuple[str, dict[
                 f"dim {dim!r} has length {n!r}; only the first dim grows, give an integer above 0",
                 kind="dims",
             )
-        sizes[dim] = int(n)
+        sizes[dim] = StaggeredLength.of(n, staggered[dim]) if dim in staggered else int(n)
     return time_dim, sizes, staggered
 
 
 def _staggered_length(dim: str, staggered: Staggered, dims: Mapping[str, int | Staggered | None]) -> int:
     base = dims.get(staggered.dim)
     extra = staggered.n_extra
-    if isinstance(base, bool) or not isinstance(base, int | np.integer):
+    if isinstance(base, bool | StaggeredLength) or not isinstance(base, int | np.integer):
         raise SchemaError(
             f"dim {dim!r} is staggered over {staggered.dim!r}, which is no dim with a length; name one of "
             f"{tuple(dims)}",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpistream.errors import FormatError
-from mpistream.manifest import parse_json
+from mpistream.manifest import MAX_JSON_NBYTES, parse_json
 from mpistream.zarr3.codecs import crc32c
 
 __all__ = ["MAX_BLOB_NBYTES", "BlobEntry", "Scope", "pack_pieces", "read_payload", "read_pack_index"]
@@ -71,7 +71,7 @@ def read_pack_index(key: str, nbytes: int, read: Callable[[int, int], bytes]) ->
     """
     footer = read(max(nbytes - _FOOTER_NBYTES, 0), _FOOTER_NBYTES)
     n = int.from_bytes(footer[:8], "little")
-    if len(footer) < _FOOTER_NBYTES or n > nbytes - _FOOTER_NBYTES:
+    if len(footer) < _FOOTER_NBYTES or n > min(nbytes - _FOOTER_NBYTES, MAX_JSON_NBYTES):
         raise FormatError(f"{key}: a pack of {nbytes} bytes with an index of {n} bytes", kind="blob")
     start = nbytes - _FOOTER_NBYTES - n
     data = read(start, n)
@@ -88,6 +88,8 @@ def read_pack_index(key: str, nbytes: int, read: Callable[[int, int], bytes]) ->
         raise FormatError(f"{key}: damaged index: {type(error).__name__}: {error}", kind="blob") from error
     if any(not 0 <= e.offset <= e.offset + e.nbytes <= start for e in entries):
         raise FormatError(f"{key}: an entry of the index points outside the pack", kind="blob")
+    if largest := max((e.nbytes for e in entries if e.nbytes > MAX_BLOB_NBYTES), default=0):
+        raise FormatError(f"{key}: a blob of {largest} bytes, at most {MAX_BLOB_NBYTES} are possible", kind="blob")
     return entries
 
 

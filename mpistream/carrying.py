@@ -17,16 +17,16 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mpistream.comm import waiting
-from mpistream.commit import Decision, decide
+from mpistream.commit import Decision, decide, timed
 from mpistream.epoch import EpochState, prove_epoch
 from mpistream.errors import CommitError, FencedError, FormatError, MPIStreamError, StoreError
+from mpistream.fence import fenced
 from mpistream.manifest import Manifest, layout_key, parse_layout, stage_folder
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner, fault_error
 from mpistream.ranges import inside, members
 from mpistream.region import AnyRegion
 from mpistream.resuming import StoredTimes, read_manifest
-from mpistream.staging import fenced
 from mpistream.store import Store, open_store
 from mpistream.token import CommitReceipt, CommitToken
 from mpistream.zarr3.metadata import chunk_key, make_documents
@@ -153,7 +153,9 @@ def _decide(store: Store, manifest: Manifest, tokens: Sequence[CommitToken]) -> 
     except MPIStreamError as error:
         raise CommitError(f"{error}; nothing was committed", kind=error.kind, rank=error.rank) from error
     times: Sequence[float] = tokens[0].times or () if tokens else ()
-    if manifest.schema.n_total is not None:
+    if manifest.schema.is_location_series:
+        times = ()
+    elif manifest.schema.n_total is not None:
         # Fixed ones lie in the store. A part has compared its own with them; what arrives is what the caller carried.
         stored = StoredTimes(store, manifest)
         named = inside(tokens[0].records, 0, manifest.schema.n_total) if tokens else ()
@@ -206,7 +208,7 @@ def _commit_alone(
             return None
         assert decision.manifest is not None
         assert decision.receipt is not None
-        owner.commit(owner.prepare(decision.manifest, dict(zip(members(decision.records), times, strict=True))))
+        owner.commit(owner.prepare(decision.manifest, timed(decision.records, times)))
         return owner.publish(decision.receipt)
     except (CommitError, StoreError) as error:
         meaning = fenced(store, manifest.epoch, error) if isinstance(error, StoreError) else error

@@ -11,6 +11,7 @@ Rules of this room:
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -31,7 +32,7 @@ __all__ = [
     "for_mpi_library",
     "is_one_of_many",
     "waiting",
-    "world_if_many",
+    "world",
 ]
 
 _TAG_DATA = 1024  # and those behind it: of the pieces of records; the tags of agreements are below
@@ -40,6 +41,8 @@ _SPIN_SECONDS = 0.001
 _MIN_SLEEP_SECONDS = 0.0001
 _MAX_SLEEP_SECONDS = 0.005
 
+# So many messages may be held before those that have left are let go.
+_MIN_LOOK_AT = 16
 # Between two looks for messages while arrays move: a look costs microseconds, and whoever left is heard in time.
 _LOOK_SECONDS = 0.002
 
@@ -76,6 +79,9 @@ class Transport(Protocol):
 
     def gather(self, data: bytes, timeout: float) -> list[bytes] | None:
         """Gather on rank 0, where the list is returned; TimeoutError after ``timeout`` seconds."""
+
+    def start_max(self, values: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Begin to find the highest of each number over all ranks; return what gives them, None until all came."""
 
     def swap(
         self,
@@ -137,6 +143,10 @@ class SerialTransport:
     def gather(self, data: bytes, timeout: float) -> list[bytes] | None:  # noqa: ARG002 (Transport)
         """Return the only token."""
         return [data]
+
+    def start_max(self, values: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Nobody else has numbers."""
+        return lambda: list(values)
 
     def swap(
         self,
@@ -204,13 +214,17 @@ class MPITransport:
         self.rank: int = self._comm.rank
         self.size: int = self._comm.size
         self._sends: list[tuple[Any, bytes]] = []
+        self._look_at = _MIN_LOOK_AT
         self._datatypes: dict[Any, Any] = {}
         # The first use of a communicator may set up connections: here, on this thread, not amid a commit.
         self.gather(b"", timeout)
 
     def send(self, dest: int, tag: int, data: bytes) -> None:
         """Send without waiting; the message is held until it has left."""
-        self._sends = [(r, d) for r, d in self._sends if not r.Test()]
+        if len(self._sends) >= self._look_at:
+            self._sends = [(r, d) for r, d in self._sends if not r.Test()]
+            # So that messages to very many ranks are not looked at again with each one more.
+            self._look_at = max(_MIN_LOOK_AT, 2 * len(self._sends))
         self._sends.append((self._comm.Isend([data, self._mpi.BYTE], dest, tag), data))
 
     def poll(self, tag: int) -> tuple[int, bytes] | None:
@@ -235,10 +249,27 @@ class MPITransport:
             self._complete(self._comm.Igatherv([data, self._mpi.BYTE], None, 0), deadline, data)
             return None
         sizes = [int.from_bytes(counts[i : i + 8], sys.byteorder) for i in range(0, len(counts), 8)]
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        starts = [0, *itertools.accumulate(sizes)][:-1]
         found = bytearray(sum(sizes))
         self._complete(self._comm.Igatherv([data, self._mpi.BYTE], [found, sizes, starts, self._mpi.BYTE], 0), deadline)
         return [bytes(found[s : s + n]) for s, n in zip(starts, sizes, strict=True)]
+
+    def start_max(self, values: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Begin an ``MPI_Iallreduce``, which whoever waits tests until a deadline of its own."""
+        mine = np.array(values, np.int64)
+        highest = np.empty_like(mine)
+        request = self._comm.Iallreduce([mine, self._mpi.INT64_T], [highest, self._mpi.INT64_T], self._mpi.MAX)
+        kept = (self, request, mine, highest)
+        # Until it is complete MPI may write there, whatever becomes of those who wait.
+        _not_freed.append(kept)
+
+        def found() -> list[int] | None:
+            if not request.Test():
+                return None
+            _not_freed[:] = [other for other in _not_freed if other is not kept]
+            return [int(n) for n in highest]
+
+        return found
 
     def swap(
         self,
@@ -356,18 +387,6 @@ def for_mpi_library(transport: Transport) -> Any:
     return transport._comm if isinstance(transport, MPITransport) and transport.size > 1 else None
 
 
-def world_if_many() -> Any:
-    """Return ``MPI.COMM_WORLD`` in one of several MPI processes, else None; only then is MPI initialised.
-
-    Not collective.
-    """
-    if not is_one_of_many(os.environ):
-        return None
-    from mpi4py import MPI  # noqa: PLC0415 (only where there are other ranks)
-
-    return MPI.COMM_WORLD
-
-
 def is_one_of_many(environment: Mapping[str, str]) -> bool:
     """Return whether this process is one of several MPI ranks.
 
@@ -388,3 +407,15 @@ def is_one_of_many(environment: Mapping[str, str]) -> bool:
 
     # PMIX gives a rank, no size: only a rank above 0 shows that there are several.
     return number("PMI_SIZE") > 1 or number("OMPI_COMM_WORLD_SIZE") > 1 or number("PMIX_RANK") > 0
+
+
+def world() -> Any:
+    """Return MPI.COMM_WORLD where a launcher started this process, else None.
+
+    Not collective. For programs of our own: a library takes the communicator that it is given.
+    """
+    if not any(name in os.environ for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")):
+        return None
+    from mpi4py import MPI  # noqa: PLC0415 (as in MPITransport)
+
+    return MPI.COMM_WORLD

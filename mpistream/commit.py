@@ -15,7 +15,8 @@ A commit has eight steps, and their order is what keeps the promises:
 8. *Publish.* The owner brings the Zarr documents in step with the manifest.
 
 This room is step 5, and the same decision for a resume: `recover`. Where several streams are committed together, each
-step is done for all of them before the next, but for the manifests, which are renamed one after the other.
+step is done for all of them before the next, but for the manifests, which are renamed one after the other. A commit
+that does not wait for step 1 says in step 2 what is staged by now, and takes what all have: `mpistream.committing`.
 
 Invariants
 ----------
@@ -34,7 +35,8 @@ then an object that replaces one with committed records is synced, and so is the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mpistream.arrays import Role
@@ -51,7 +53,7 @@ from mpistream.manifest import (
 from mpistream.ranges import Ranges, count, difference, inside, members, overlap, union
 from mpistream.token import CommitReceipt, CommitToken, times_sha256
 
-__all__ = ["Decision", "Fault", "decide", "next_manifest", "recover", "restore", "without_records"]
+__all__ = ["Decision", "Fault", "decide", "next_manifest", "recover", "restore", "timed", "without_records"]
 
 # A message names so many ranks; of 10,000 that differ nobody reads all.
 _MAX_NAMED = 8
@@ -92,7 +94,8 @@ def decide(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken],
     tokens
         One per writer, in any order.
     times
-        The owner's times of the record set; every token must have the same, bitwise.
+        The owner's times of the record set; every token must have the same, bitwise. In a location series there
+        are none, and each writer has records of its own.
     """
     faults = [
         Fault(
@@ -105,25 +108,38 @@ def decide(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken],
         if t.failure is not None
     ]
     faults = faults or _identity_faults(manifest, epoch, tokens)
-    faults = faults or _record_faults(manifest, tokens, times)
+    if manifest.schema.is_location_series:
+        faults = faults or _location_faults(manifest, epoch, tokens)
+    else:
+        faults = faults or _record_faults(manifest, tokens, times)
     faults = faults or [*_region_faults(epoch, tokens), *_cover_faults(manifest, epoch, tokens)]
     if faults:
         return Decision(faults=tuple(faults))
     names = sorted({name for t in tokens for name in t.statics})
     n_packs = sum(t.n_packs for t in tokens)
-    new = next_manifest(manifest, tokens[0].records, times, names, n_packs)
+    is_of_each = manifest.schema.is_location_series
+    records = union(*(t.records for t in tokens)) if is_of_each else tokens[0].records
+    new = next_manifest(manifest, records, times, names, n_packs)
     receipt = CommitReceipt(
         commit_seq=new.commit_seq,
         epoch=new.epoch,
         n_records=count(new.committed),
         last_t=new.last_t,
-        n_new_records=len(times),
+        n_new_records=count(records),
         new_statics=tuple(names),
         n_packs=n_packs,
         n_objects=sum(t.n_objects for t in tokens),
         nbytes=sum(t.nbytes for t in tokens),
     )
-    return Decision(manifest=new, receipt=receipt, records=tokens[0].records)
+    return Decision(manifest=new, receipt=receipt, records=records)
+
+
+def timed(records: Ranges, times: Sequence[float]) -> Mapping[int, float]:
+    """Return record -> its time; nothing for the records of a location series, which have none.
+
+    Not collective.
+    """
+    return dict(zip(members(records), times, strict=True)) if times else {}
 
 
 def next_manifest(
@@ -150,8 +166,8 @@ def next_manifest(
     return replace(
         manifest,
         committed=union(manifest.committed, records),
-        last_t=times[-1] if records and records[-1][1] > last else manifest.last_t,
-        times_digest=add_times(manifest.times_digest, zip(members(records), times, strict=True)),
+        last_t=times[-1] if times and records[-1][1] > last else manifest.last_t,
+        times_digest=add_times(manifest.times_digest, timed(records, times).items()),
         commit_seq=manifest.commit_seq + 1,
         statics=tuple(sorted({*manifest.statics, *statics})),
         n_packs=manifest.n_packs + n_packs,
@@ -182,7 +198,7 @@ def without_records(manifest: Manifest, records: Ranges, times: Sequence[float],
         manifest,
         committed=difference(manifest.committed, records),
         last_t=last_t,
-        times_digest=subtract_times(manifest.times_digest, zip(members(records), times, strict=True)),
+        times_digest=subtract_times(manifest.times_digest, timed(records, times).items()),
         commit_seq=commit_seq,
         floors=raise_floors(manifest.floors, records, commit_seq),
         blob_floors=raise_floors(manifest.blob_floors, records, commit_seq),
@@ -212,28 +228,24 @@ def restore(manifest: Manifest, times: Sequence[float]) -> Manifest:
     return replace(new, floors=raise_floors(manifest.floors, records, new.commit_seq), blob_floors=blob_floors)
 
 
+# A commit of a million ranks has a million tokens: one expression over all of them finds those that are not right, and
+# only these are taken apart.
+
+
 def _identity_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken]) -> list[Fault]:
     """One token per writer, all of this store, opening and base."""
+    ours = (manifest.store_id, manifest.fingerprint, manifest.epoch, manifest.run_id, manifest.commit_seq)
     faults = []
-    seen: dict[int, int] = {}
-    for t in tokens:
-        seen[t.writer] = seen.get(t.writer, 0) + 1
-        for what, theirs, ours in (
-            ("store", t.store_id, manifest.store_id),
-            ("schema fingerprint", t.fingerprint, manifest.fingerprint),
-            ("epoch", t.epoch, manifest.epoch),
-            ("run", t.run_id, manifest.run_id),
-            ("base commit", t.base_seq, manifest.commit_seq),
-        ):
-            if theirs != ours:
-                faults.append(
-                    Fault(
-                        kind="token",
-                        text=f"rank {t.writer}: token of {what} {theirs}, not {ours}",
-                        writer=t.writer,
-                    )
-                )
-                break
+    for t in [t for t in tokens if (t.store_id, t.fingerprint, t.epoch, t.run_id, t.base_seq) != ours]:
+        theirs = (t.store_id, t.fingerprint, t.epoch, t.run_id, t.base_seq)
+        what, a, b = next(
+            (what, a, b)
+            for what, a, b in zip(
+                ("store", "schema fingerprint", "epoch", "run", "base commit"), theirs, ours, strict=True
+            )
+            if a != b
+        )
+        faults.append(Fault(kind="token", text=f"rank {t.writer}: token of {what} {a}, not {b}", writer=t.writer))
     faults += [
         Fault(
             kind="token", text=f"rank {t.writer}: {t.n_packs} packs of blobs, a writer has one or none", writer=t.writer
@@ -241,14 +253,13 @@ def _identity_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[Com
         for t in tokens
         if t.n_packs not in (0, 1)
     ]
-    for writer in range(len(epoch.regions)):
-        n = seen.pop(writer, 0)
-        if n != 1:
-            text = f"rank {writer}: no token" if n == 0 else f"rank {writer}: {n} tokens"
-            faults.append(Fault(kind="token", text=text, writer=writer))
+    seen, n_writers = Counter([t.writer for t in tokens]), len(epoch.regions)
+    for writer in [w for w in range(n_writers) if seen.get(w) != 1]:
+        text = f"rank {writer}: no token" if writer not in seen else f"rank {writer}: {seen[writer]} tokens"
+        faults.append(Fault(kind="token", text=text, writer=writer))
     faults += [
-        Fault(kind="token", text=f"token of rank {w}, there are {len(epoch.regions)} ranks", writer=w)
-        for w in sorted(seen)
+        Fault(kind="token", text=f"token of rank {w}, there are {n_writers} ranks", writer=w)
+        for w in sorted(w for w in seen if not 0 <= w < n_writers)
     ]
     return faults
 
@@ -289,6 +300,22 @@ def _record_faults(manifest: Manifest, tokens: Sequence[CommitToken], times: Seq
     ]
 
 
+def _location_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken]) -> list[Fault]:
+    """Records of each writer's own: its part of the epoch's, which are disjoint, and not committed yet."""
+    faults = []
+    for t in tokens:
+        start, stop = epoch.records[t.writer]
+        if t.records != union(t.records) or inside(t.records, start, stop) != t.records:
+            text = f"rank {t.writer}: locations {t.records}, it writes those from {start} to {stop}"
+            faults.append(Fault(kind="records", text=text, writer=t.writer))
+        elif taken := overlap(t.records, manifest.committed):
+            text = f"rank {t.writer}: locations {taken} are committed already"
+            faults.append(Fault(kind="records", text=text, writer=t.writer))
+        elif t.times_sha256 != times_sha256(()):
+            faults.append(Fault(kind="times", text=f"rank {t.writer}: a location has no time", writer=t.writer))
+    return faults
+
+
 def _region_faults(epoch: EpochState, tokens: Sequence[CommitToken]) -> list[Fault]:
     """The regions that were proven to tile every variable when the epoch began."""
     return [
@@ -312,15 +339,27 @@ def _cover_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[Commit
     ]
     streaming = [a.name for a in manifest.schema.arrays.values() if a.has_time]
     statics = {a.name for a in manifest.schema.arrays.values() if a.role is Role.STATIC}
-    for t in tokens:
-        n_records = count(t.records)
-        wanted = [(name, n_records, t.n_cells.get(name, 0)) for name in streaming]
-        wanted += [(name, 1, t.statics.get(name, 0)) for name in sorted(named & statics)]
+    n_of = [count(tokens[0].records)] * len(epoch.regions)  # the same in all of them
+    if manifest.schema.is_location_series:
+        for t in tokens:
+            n_of[t.writer] = count(t.records)
+    new = sorted(named & statics)
+    wrong = [t for t in tokens if not (t.n_cells.keys() <= set(streaming) and t.statics.keys() <= statics)]
+    for name in streaming:
+        cells = epoch.n_cells[name]
+        wrong += [t for t in tokens if t.n_cells.get(name, 0) != cells[t.writer] * n_of[t.writer]]
+    for name in new:
+        cells = epoch.n_cells[name]
+        wrong += [t for t in tokens if t.statics.get(name, 0) != cells[t.writer]]
+    at_fault = {t.writer for t in wrong}
+    for t in [t for t in tokens if t.writer in at_fault] if at_fault else ():
         unknown = {*(set(t.n_cells) - set(streaming)), *(set(t.statics) - statics)}
         faults += [
             Fault(kind="tiling", text=f"rank {t.writer}: unknown variable {name!r}", writer=t.writer)
             for name in sorted(unknown)
         ]
+        wanted = [(name, n_of[t.writer], t.n_cells.get(name, 0)) for name in streaming]
+        wanted += [(name, 1, t.statics.get(name, 0)) for name in new]
         for name, n, found in wanted:
             cells = epoch.n_cells[name]
             if found != cells[t.writer] * n:

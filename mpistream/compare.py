@@ -285,7 +285,11 @@ class _Comparer:
 
     @staticmethod
     def _is_over_time(reader: StoreReader, node: Node) -> bool:
-        return reader.is_stream and (node.dims or ())[:1] == (reader.schema.time_dim,)
+        if not reader.is_stream or (node.dims or ())[:1] != (reader.schema.record_dim,):
+            return False
+        # Locations have coordinates, which are compared whole.
+        array = reader.schema.arrays.get(node.path)
+        return array is None or array.has_time
 
     def _compare_values(self, a: Node, b: Node, records: Ranges) -> None:
         path = a.path

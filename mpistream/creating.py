@@ -22,7 +22,8 @@ from mpistream.manifest import (
 )
 from mpistream.opening import Claim, put_layout, put_manifest, settled
 from mpistream.options import Options
-from mpistream.owner import Owner, put_documents
+from mpistream.owner import Owner
+from mpistream.publishing import put_documents
 from mpistream.rows import encode_whole
 from mpistream.schema import StreamSchema
 from mpistream.staging import Stager

@@ -14,6 +14,8 @@ from mpistream.epoch import EpochState, indexed_epoch, prove_epoch, prove_rearra
 from mpistream.errors import AlignmentError, TilingError
 from mpistream.grid import split_units
 from mpistream.layout import SMALL_OBJECT_NBYTES, n_writers_for, object_nbytes, resolve_layout, shard_regions
+from mpistream.locations import row_length, shares_of
+from mpistream.ranges import Ranges
 from mpistream.region import AnyRegion, Region, regions_of
 from mpistream.schema import StreamSchema
 
@@ -27,6 +29,7 @@ def settle(
     *,
     writers: str | int,
     rearrange: str,
+    committed: Ranges = (),
 ) -> tuple[StreamSchema, EpochState]:
     """Return the schema with its layout, and the proven epoch.
 
@@ -42,6 +45,8 @@ def settle(
         Name of the node that each rank runs on.
     writers, rearrange
         As in `Options`.
+    committed
+        What is committed; in a location series the rest is spread over the ranks.
 
     Raises
     ------
@@ -51,6 +56,12 @@ def settle(
         Regions that overlap, leave a hole, or end beyond the grid.
     """
     n_ranks = len(nodes)
+    if schema.is_location_series:
+        resolved = resolve_layout(schema, n_ranks)
+        epoch = prove_epoch(resolved, shares_of(resolved, n_ranks, committed) if regions is None else regions)
+        if rearrange == "never":
+            _check_nothing_lent(resolved, epoch)
+        return resolved, epoch
     if rearrange == "never":
         return _aligned(schema, regions, n_ranks)
     n_writers = _n_writers(schema, nodes, writers)
@@ -60,6 +71,17 @@ def settle(
     resolved = resolve_layout(schema, n_writers)
     held: Sequence[AnyRegion] = regions if regions is not None else _balanced(resolved, n_ranks)
     return resolved, prove_rearranged(resolved, held, n_writers)
+
+
+def _check_nothing_lent(schema: StreamSchema, epoch: EpochState) -> None:
+    for share in epoch.shares():
+        if share.lent is not None:
+            start, length = share.lent[0], row_length(schema)
+            raise AlignmentError(
+                f"rank {share.writer} has the locations from {start} on, which does not lie on the edge of a chunk of "
+                f"{length}; the nearest are {start // length * length} and {-(-start // length) * length}",
+                rank=share.writer,
+            )
 
 
 def decompose(schema: StreamSchema, n_ranks: int, *, nodes: Sequence[str] | None = None) -> list[Region]:
@@ -81,6 +103,8 @@ def decompose(schema: StreamSchema, n_ranks: int, *, nodes: Sequence[str] | None
     One region per rank, over the partitioned dims: of whole shards where there are enough of them and the objects are
     not small, of cells otherwise. With more ranks than cells the last are empty.
     """
+    if schema.is_location_series:
+        return shares_of(resolve_layout(schema, n_ranks), n_ranks)
     n_writers = _n_writers(schema, nodes or [""] * n_ranks, "auto")
     direct = _aligned_or_none(schema, None, n_ranks)
     if direct is not None and _is_better_direct(schema, direct, None, n_writers, "auto"):

@@ -15,7 +15,16 @@ from mpistream.errors import SchemaError
 from mpistream.names import json_object
 from mpistream.times import encode_times
 
-__all__ = ["AppendTime", "Coordinate", "IndexedTime", "Shape", "Staggered", "Variable"]
+__all__ = [
+    "AppendTime",
+    "Coordinate",
+    "IndexedTime",
+    "LocationTime",
+    "Shape",
+    "Staggered",
+    "StaggeredLength",
+    "Variable",
+]
 
 Shape = Mapping[str, int] | Sequence[int]
 
@@ -93,6 +102,41 @@ class IndexedTime:
             self.digest = hashlib.sha256(self.times.astype("<f8").tobytes()).hexdigest()
 
 
+class LocationTime:
+    """Describe the time axis of a location series, whose records are locations, each with all of its times.
+
+    Made by `mpistream.location_schema`.
+
+    Parameters
+    ----------
+    times
+        As in `IndexedTime`.
+    n_records
+        Number of locations.
+    units, calendar, attrs
+        As in `AppendTime`.
+    n_times, digest
+        In a schema that comes from a store; not to be given.
+    """
+
+    def __init__(
+        self,
+        times: ArrayLike | None,
+        *,
+        n_records: int,
+        units: str,
+        calendar: str = "proleptic_gregorian",
+        attrs: Mapping[str, Any] | None = None,
+        n_times: int = 0,
+        digest: str = "",
+    ) -> None:
+        along = IndexedTime(times, units=units, calendar=calendar, attrs=attrs, n_records=n_times, digest=digest)
+        self.units, self.calendar, self.attrs = along.units, along.calendar, along.attrs
+        self.times, self.digest = along.times, along.digest
+        self.n_times = along.n_records
+        self.n_records = n_records
+
+
 def _checked_times(given: NDArray[Any]) -> NDArray[np.float64]:
     if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "iuf":
         raise SchemaError(
@@ -124,6 +168,22 @@ class Staggered:
 
     dim: str
     n_extra: int = 1
+
+
+class StaggeredLength(int):
+    """The length of a staggered dim; it says over which one, so that the dims of a schema make those of another."""
+
+    staggered: Staggered
+
+    @classmethod
+    def of(cls, length: int, staggered: Staggered) -> StaggeredLength:
+        """Return a length of a dim that is staggered.
+
+        Not collective.
+        """
+        self = cls(length)
+        self.staggered = staggered
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ from mpistream.arrays import Role
 from mpistream.grid import ShardGrid, held_boxes
 from mpistream.indices import Indices, Selection, axes_of, axis_lengths, indices_of
 from mpistream.layout import assign_writers
+from mpistream.locations import prove_shares, row_length, written_records
 from mpistream.rearrange import Exchange, Piece, plan_exchange, target_boxes
 from mpistream.region import AnyRegion, Region, region_from_json, regions_of
 from mpistream.schema import StreamSchema
-from mpistream.tiling import Box, box_n_cells
+from mpistream.tiling import Box, Interval, box_n_cells
 
 __all__ = ["EpochState", "Route", "Share", "indexed_epoch", "prove_epoch", "prove_rearranged"]
 
@@ -36,6 +37,9 @@ class EpochState:
     once it is known who holds how much of them."""
     indexed_moving: tuple[str, ...] = ()
     """Those of them that have an indexed dim; all others are rank 0's, which holds and writes them."""
+    records: tuple[Interval, ...] = ()
+    """In a location series, the records that each rank writes: disjoint, and together all. Of what it holds beyond
+    them, the writer is the rank whose share has the first location of that chunk."""
     indexed_groups: Mapping[str, int] = field(default_factory=dict)
     """Array of `indexed` -> a number that arrays share of which each rank holds the same `Indices`."""
     indexed_moved: Mapping[str, int] = field(default_factory=dict)
@@ -78,6 +82,7 @@ class EpochState:
     def shares(self) -> list[Share]:
         """Return what each rank holds and writes."""
         moving = {name for name, e in self.exchanges.items() if e.n_moved_cells} | set(self.indexed_moving)
+        is_lending = any(self._lent(rank) is not None for rank in range(len(self.records)))
         # Arrays of one shape share an exchange, and it is taken apart once.
         apart: dict[int, list[list[Piece]]] = {}
         for exchange in self.exchanges.values():
@@ -94,9 +99,23 @@ class EpochState:
                 boxes={name: by_rank[rank] for name, by_rank in self.boxes.items()},
                 pieces={name: tuple(apart[id(e)][rank]) for name, e in self.exchanges.items()},
                 moving=tuple(sorted(moving)),
+                records=self.records[rank] if self.records else None,
+                lent=self._lent(rank),
+                is_lending=is_lending,
             )
             for rank, region in enumerate(self.regions)
         ]
+
+    def _lent(self, rank: int) -> tuple[int, int, int] | None:
+        """Return the locations that a rank holds and another one writes, and that rank."""
+        region = self.regions[rank]
+        if not self.records or not isinstance(region, Region) or region.is_empty:
+            return None
+        ((start, stop),) = region.box
+        end = min(stop, self.records[rank][0])
+        if start == end:
+            return None
+        return start, end, next(r for r, (a, b) in enumerate(self.records) if a <= start < b)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,6 +152,12 @@ class Share:
     """What it holds instead of a region, of all arrays or array by array; only this rank knows it."""
     routes: Mapping[str, tuple[Route, ...]] = field(default_factory=dict)
     """Array -> where the cells of its indices go, and those of others come; only this rank knows it."""
+    records: Interval | None = None
+    """In a location series, the records that this rank writes."""
+    lent: tuple[int, int, int] | None = None
+    """In a location series, (start, stop) of those that it holds and another rank writes, and that rank."""
+    is_lending: bool = False
+    """Whether any rank lends."""
 
     def n_cells(self, name: str) -> int:
         """Return the cells of one record of an array that it writes."""
@@ -176,6 +201,9 @@ class Share:
             "pieces": [[[p.source, p.patch, p.target, p.part, p.box] for p in pieces] for pieces in lists],
             "pieces_of": at,
             "moving": list(self.moving),
+            "records": self.records,
+            "lent": self.lent,
+            "is_lending": self.is_lending,
         }
 
     @classmethod
@@ -201,6 +229,9 @@ class Share:
             boxes={name: tuple(map(box_of, found)) for name, found in document["boxes"].items()},
             pieces={name: lists[k] for name, k in document["pieces_of"].items()},
             moving=tuple(document["moving"]),
+            records=None if document["records"] is None else tuple(document["records"]),
+            lent=None if document["lent"] is None else tuple(document["lent"]),
+            is_lending=document["is_lending"],
         )
 
 
@@ -214,8 +245,23 @@ def prove_epoch(schema: StreamSchema, regions: Sequence[AnyRegion]) -> EpochStat
     AlignmentError, TilingError
         As `mpistream.layout.assign_writers`.
     """
+    if schema.is_location_series:
+        return _prove_locations(schema, regions)
     boxes = assign_writers(schema, regions)
     return EpochState(regions=tuple(regions), boxes=boxes, n_cells=_n_cells(schema, boxes, len(regions)))
+
+
+def _prove_locations(schema: StreamSchema, regions: Sequence[AnyRegion]) -> EpochState:
+    """Return the epoch in which each rank writes locations of its own, whole."""
+    shares = prove_shares(schema, regions)
+    length, n_records = row_length(schema), schema.n_total or 0
+    boxes = {a.name: [(tuple((0, n) for n in a.shape),)] * len(regions) for a in schema.arrays.values() if a.is_sharded}
+    return EpochState(
+        regions=tuple(regions),
+        boxes=boxes,
+        n_cells=_n_cells(schema, boxes, len(regions)),
+        records=tuple(written_records(share.box[0], length, n_records) for share in shares),
+    )
 
 
 def prove_rearranged(schema: StreamSchema, regions: Sequence[AnyRegion], n_writers: int) -> EpochState:

@@ -21,11 +21,11 @@ from mpistream.errors import FormatError, SchemaError, StoreError
 from mpistream.local_store import LocalStore
 from mpistream.manifest import FOLDER, MANIFEST_KEY, Manifest
 from mpistream.node import Node, box_of_region, is_node_name, stream_nodes
+from mpistream.shard_reads import read_boxes
 from mpistream.store import ReadableStore
 from mpistream.tiling import Box
 from mpistream.zarr3.document import ArrayNode, Layout, parse_v2, parse_v3
 from mpistream.zarr3.metadata import GROUP_KEY
-from mpistream.zarr3.shard import read_shard
 
 __all__ = ["ForeignStore"]
 
@@ -44,7 +44,8 @@ class ForeignStore:
     """
 
     def __init__(self, store: ReadableStore) -> None:
-        self._store = store
+        # What others wrote may be put together of links; a stream never is.
+        self._store = store.following_links() if isinstance(store, LocalStore) else store
         # An array's document is read once: this reader stays with what it found.
         self._known: dict[str, Node] = {}
 
@@ -166,18 +167,26 @@ class ForeignStore:
 
     def _read_chunks(self, path: str, layout: Layout, box: Box, out: NDArray[Any]) -> None:
         lead = f"{path}/" if path else ""
-        for index, inside, within in cells(box, layout.chunk_shape):
-            key, target = lead + layout.chunk_key(index), slices(within)
+        at = ((lead + layout.chunk_key(i), inside, within) for i, inside, within in cells(box, layout.chunk_shape))
+
+        def fill(key: str, target: NDArray[Any]) -> None:
+            del key
+            target[...] = layout.fill
+
+        if layout.shards is not None:
+            wanted = ((key, inside, out[slices(within)]) for key, inside, within in at)
+            read_boxes(self._store, layout.shards, wanted, out.nbytes, fill)
+            return
+        for key, inside, within in at:
             opened = self._store.open(key)
             if opened is None:
-                out[target] = layout.fill
+                # With ... an array without dims is still one.
+                where: tuple[Any, ...] = (..., *slices(within))
+                fill(key, out[where])
                 continue
             try:
-                if layout.shards is not None:
-                    read_shard(layout.shards, opened.nbytes, opened.read, inside, out[target])
-                else:
-                    chunk = layout.codec.decode(opened.read(0, opened.nbytes), layout.chunk_shape)
-                    out[target] = chunk[slices(inside)]
+                chunk = layout.codec.decode(opened.read(0, opened.nbytes), layout.chunk_shape)
+                out[slices(within)] = chunk[slices(inside)]
             except FormatError as error:
                 raise FormatError(f"{key}: {error}", kind=error.kind) from error
             finally:

@@ -16,7 +16,7 @@ from mpistream.errors import AlignmentError, TilingError
 from mpistream.region import Region
 from mpistream.tiling import Box, Interval, box_intersection, box_n_cells, exact_dtype, format_box, prove_tiling
 
-__all__ = ["ShardGrid", "assign_shards", "held_boxes", "split_units"]
+__all__ = ["ShardGrid", "assign_shards", "held_boxes", "split_units", "with_extra"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,11 +171,14 @@ def _lift(grid: ShardGrid, own: tuple[str, ...], box: Box) -> Box:
     """A box over the partitioned dims of an array as one over all its dims."""
     given = dict(zip(own, box, strict=True))
     axes = zip(grid.bases, grid.n_extra, grid.shape, strict=True)
-    return tuple(_with_extra(given[d], extra, n) if d in given else (0, n) for d, extra, n in axes)
+    return tuple(with_extra(given[d], extra, n) if d in given else (0, n) for d, extra, n in axes)
 
 
-def _with_extra(interval: Interval, n_extra: int, n: int) -> Interval:
-    """An interval of a dim in one that is staggered over it: whoever has the last point has the extra ones."""
+def with_extra(interval: Interval, n_extra: int, n: int) -> Interval:
+    """Return an interval of a dim in one that is staggered over it: whoever has the last point has the extra ones.
+
+    Not collective.
+    """
     start, stop = interval
     return (start, n) if start < stop == n - n_extra else interval
 

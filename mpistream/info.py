@@ -23,6 +23,7 @@ from mpistream.local_store import LocalStore
 from mpistream.manifest import Manifest
 from mpistream.names import dtype_name
 from mpistream.node import Node
+from mpistream.ranges import count
 from mpistream.reader import open_reader
 from mpistream.store import Store, open_store
 from mpistream.zarr3.metadata import GROUP_KEY
@@ -103,7 +104,9 @@ def describe(url: str | os.PathLike[str]) -> dict[str, Any]:
         "epoch": manifest.epoch,
         "commit_seq": manifest.commit_seq,
         "fingerprint": manifest.fingerprint,
+        "mode": schema.mode,
         "n_records": manifest.n_records,
+        "n_committed": count(manifest.committed),
         "last_t": manifest.last_t,
         "last_date": decode_time(manifest.last_t, schema.time.units, schema.time.calendar),
         "time_dim": schema.time_dim,

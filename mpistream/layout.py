@@ -17,6 +17,7 @@ from mpistream.arrays import ArraySpec
 from mpistream.description import AppendTime, Variable
 from mpistream.errors import AlignmentError, SchemaError, TilingError
 from mpistream.grid import assign_shards, split_units
+from mpistream.locations import resolve_locations, shares_of
 from mpistream.region import AnyRegion, Region, regions_of
 from mpistream.schema import StreamSchema
 from mpistream.tiling import Box
@@ -191,8 +192,8 @@ def resolve_layout(schema: StreamSchema, n_writers: int, regions: Sequence[AnyRe
     AlignmentError
         When the given regions' edges share no useful shard length.
     """
-    if schema.is_resolved:
-        return schema
+    if schema.is_resolved or schema.is_location_series:
+        return schema if schema.is_resolved else resolve_locations(schema, n_writers)
     if regions is not None and (chosen := _fitting_default(schema, regions)) is not None:
         return chosen
     reference = _reference(schema)
@@ -348,7 +349,8 @@ def shard_regions(schema: StreamSchema, n_writers: int) -> list[Region]:
     -------
     One region per rank, over the partitioned dims.
     """
-    schema = resolve_layout(schema, n_writers)
+    if (schema := resolve_layout(schema, n_writers)).is_location_series:
+        return shares_of(schema, n_writers)
     sizes = schema.partitioned_sizes
     units = {
         d: math.lcm(*(g.shard_shape[g.bases.index(d)] for a in _sharded(schema) for g in [a.grid] if d in g.bases))

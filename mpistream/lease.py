@@ -42,6 +42,7 @@ _REFRESHES_PER_TTL = 8
 _MIN_INTERVAL = 0.05
 _DAMAGED_TTL = 120.0  # the ttl of a lease that can't be read
 _MAX_TTL = 1e9
+_MAX_NBYTES = 65_536  # a lease has some hundred
 _START_TIME = 22 - 3  # among the fields of /proc/<pid>/stat after the second, which ends with ")", see proc(5)
 _DYING_SECONDS = 3.0
 _DYING_POLL = 0.05
@@ -101,7 +102,7 @@ class Lease:
         """
         document: object = None
         with contextlib.suppress(ValueError, RecursionError):
-            document = json.loads(data)
+            document = json.loads(data) if len(data) <= _MAX_NBYTES else None
         if not isinstance(document, dict):
             raise FormatError(f"{LEASE_KEY} is damaged: {len(data)} bytes that are no JSON object")
         hints = typing.get_type_hints(cls)

@@ -1,18 +1,28 @@
-"""A folder on a POSIX file system as a store."""
+"""A folder on a POSIX file system as a store.
+
+What lies in the folder may be anybody's: no link below the root is followed, nothing but a regular file is read,
+and no open waits for a FIFO. Each of these is `StoreError` of kind ``link`` or ``not_a_file``.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
-from mpistream.errors import StoreError
+from mpistream.errors import FormatError, StoreError
+from mpistream.together import run_together
 
-__all__ = ["Buffer", "LocalStore"]
+__all__ = ["MAX_READ_NBYTES", "MAX_SYNC_THREADS", "Buffer", "LocalStore"]
+
+# A sync waits and does nothing else, so these are no matter of cores: so many wait together.
+MAX_SYNC_THREADS = 8
 
 Buffer = Any  # anything with the buffer protocol: bytes, memoryview, a contiguous numpy array
 
@@ -21,6 +31,10 @@ _IOV_MAX = 1024
 # A fenced writer's file can appear in a folder while it is deleted. Each try removes what it finds; with a
 # writer that does nothing else, about every second one still meets a new file.
 _DELETE_TRIES = 100
+# What is read whole is a document, or a chunk of at most 64 MiB before compression; no codec adds so much to one.
+MAX_READ_NBYTES = 65 * 1024 * 1024
+# How many folders are known to be none that a link leads to; a run that goes on for long begins anew.
+_MAX_KNOWN_FOLDERS = 10_000
 # How often in a row an object may be replaced right between the open and the read of it, on NFS.
 _STALE_TRIES = 10
 
@@ -30,8 +44,8 @@ def _is_gone(error: OSError) -> bool:
     return error.errno in (errno.ENOENT, errno.ESTALE)
 
 
-def _folders_of(keys: Iterable[str]) -> list[str]:
-    """Return the folders whose entries name ``keys``, deepest first; the root only for keys right in it."""
+def _folders_of(keys: Iterable[str]) -> set[str]:
+    """Return the folders whose entries name ``keys``; the root only for keys right in it."""
     folders: set[str] = set()
     for key in keys:
         folder = key.rpartition("/")[0]
@@ -40,7 +54,7 @@ def _folders_of(keys: Iterable[str]) -> list[str]:
             folder = folder.rpartition("/")[0]
         if "/" not in key:
             folders.add("")
-    return sorted(folders, key=lambda f: (f == "", -f.count("/"), f))
+    return folders
 
 
 def _exists(path: str) -> bool:
@@ -70,6 +84,16 @@ class _FileReader:
             raise StoreError(f"read {self._name}: {error.strerror}", kind="io", errno=error.errno) from error
         return data
 
+    def read_into(self, offset: int, buffer: Buffer) -> int:
+        view, n = memoryview(buffer).cast("B"), 0
+        try:
+            # As above: one call may give less.
+            while n < view.nbytes and (more := os.preadv(self._fd, [view[n:]], offset + n)):
+                n += more
+        except OSError as error:
+            raise StoreError(f"read {self._name}: {error.strerror}", kind="io", errno=error.errno) from error
+        return n
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -82,12 +106,16 @@ class LocalStore:
     Parameters
     ----------
     root
-        The folder; it need not exist yet.
+        The folder; it need not exist yet. It may be a link, or lie behind one.
+    follow_links
+        Follow links below the root, too: for stores that others wrote, and to read only.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, follow_links: bool = False) -> None:
         self.root = os.path.abspath(os.fspath(root))
         self.url = self.root
+        self._follow_links = follow_links
+        self._known_folders: set[str] = set()
 
     def __repr__(self) -> str:
         return f"LocalStore({self.root!r})"
@@ -96,8 +124,51 @@ class LocalStore:
         folder = os.path.dirname(self.root)
         return None if folder == self.root else LocalStore(folder)
 
+    def following_links(self) -> Self:
+        """Return this store for a reader that follows links.
+
+        Not collective.
+        """
+        other = copy.copy(self)
+        other._follow_links, other._known_folders = True, set()
+        return other
+
     def _path(self, key: str) -> str:
-        return f"{self.root}/{key}" if key else self.root
+        """Return where a key lies, once it is known that no link leads there; itself it may be one."""
+        if not key:
+            return self.root
+        # The names of a schema are checked where they are read; this is for those that are not.
+        if "\0" in key or not {"", ".", ".."}.isdisjoint(key.split("/")):
+            raise StoreError(f"{self.root}: {key!r} is no key of a store; nothing was done", kind="key")
+        self._check_folder(key.rpartition("/")[0])
+        return f"{self.root}/{key}"
+
+    def _folder(self, key: str) -> str:
+        """Return where a folder lies; itself it is no link either."""
+        path = self._path(key)
+        self._check_folder(key)
+        return path
+
+    def _check_folder(self, folder: str) -> None:
+        # One look at each folder, and only at the first use of it: the system looks it up anyway.
+        if not folder or self._follow_links or folder in self._known_folders:
+            return
+        self._check_folder(folder.rpartition("/")[0])
+        path = f"{self.root}/{folder}"
+        try:
+            mode = os.lstat(path).st_mode
+        except OSError:
+            return  # whatever it is, whoever goes there meets it
+        if stat.S_ISLNK(mode):
+            raise StoreError(
+                f"{path} is a link; links in a store are not followed, put the folder itself there",
+                kind="link",
+                errno=errno.ELOOP,
+            )
+        if stat.S_ISDIR(mode):
+            if len(self._known_folders) >= _MAX_KNOWN_FOLDERS:
+                self._known_folders.clear()
+            self._known_folders.add(folder)
 
     @contextlib.contextmanager
     def _errors(self, what: str, key: str, *, may_be_gone: bool = False) -> Iterator[None]:
@@ -128,19 +199,34 @@ class LocalStore:
         if reader is None:
             return None
         try:
+            if reader.nbytes > MAX_READ_NBYTES:
+                raise FormatError(
+                    f"{key}: {reader.nbytes} bytes, at most {MAX_READ_NBYTES} are read of such an object", kind="size"
+                )
             return reader.read(0, reader.nbytes)
         finally:
             reader.close()
 
     def open(self, key: str) -> _FileReader | None:
+        path = self._path(key)
+        # Not to wait for whoever writes into a FIFO, and not to make a terminal our own.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
         with self._errors("open", key):
             try:
-                fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+                fd = os.open(path, flags if self._follow_links else flags | os.O_NOFOLLOW)
             except (FileNotFoundError, NotADirectoryError):
                 return None
+            except OSError as error:
+                what = {errno.ELOOP: "link", errno.ENXIO: "not_a_file"}.get(error.errno or 0)
+                if what is None:
+                    raise
+                raise _not_a_file(path, what, error.errno) from error
             try:
-                if not stat.S_ISDIR(os.fstat(fd).st_mode):
-                    return _FileReader(fd, self._path(key))
+                mode = os.fstat(fd).st_mode
+                if stat.S_ISREG(mode):
+                    return _FileReader(fd, path)
+                if not stat.S_ISDIR(mode):
+                    raise _not_a_file(path, "not_a_file", None)
             except BaseException:
                 os.close(fd)
                 raise
@@ -152,7 +238,7 @@ class LocalStore:
     def list(self, prefix: str = "") -> list[str]:
         with self._errors("list", prefix):
             try:
-                return sorted(os.listdir(self._path(prefix)))
+                return sorted(os.listdir(self._folder(prefix)))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
@@ -184,7 +270,7 @@ class LocalStore:
             with self._removed_on_failure(key):
                 try:
                     _write_all(fd, [data])
-                    os.fsync(fd)
+                    _sync(fd)
                 finally:
                     os.close(fd)
                 _sync_path(self._path(key.rpartition("/")[0]))
@@ -197,7 +283,7 @@ class LocalStore:
                 try:
                     nbytes = _write_all(fd, pieces)
                     if sync:
-                        os.fsync(fd)
+                        _sync(fd)
                 finally:
                     os.close(fd)
         return nbytes
@@ -225,9 +311,17 @@ class LocalStore:
                 os.rename(source, target)
 
     def sync_folders(self, keys: Iterable[str]) -> None:
-        for folder in _folders_of(keys):
-            with self._errors("sync folder", folder, may_be_gone=True):
-                _sync_path(self._path(folder))
+        # All at the same time: what waits for a disk, or for a server, waits once. Nothing hangs on their order, since
+        # before all are synced nobody is told of the keys.
+        folders = _folders_of(keys)
+        below = [partial(self._sync_folder, folder) for folder in folders if folder]
+        run_together(below, min(len(below), MAX_SYNC_THREADS))
+        if "" in folders:
+            self._sync_folder("")
+
+    def _sync_folder(self, folder: str) -> None:
+        with self._errors("sync folder", folder, may_be_gone=True):
+            _sync_path(self._folder(folder))
 
     def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:
         path = self._path(target)
@@ -286,12 +380,24 @@ class LocalStore:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+def _not_a_file(path: str, kind: str, number: int | None) -> StoreError:
+    what = "a link, and links in a store are not followed" if kind == "link" else "no regular file"
+    return StoreError(f"open {path}: it is {what}", kind=kind, errno=number)
+
+
 def _sync_path(folder: str) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        _sync(fd)
     finally:
         os.close(fd)
+
+
+def _sync(fd: int) -> None:
+    os.fsync(fd)
+    # An XFS that shut itself down over an error of its disk answers fsync of a folder with success, and wrote nothing:
+    # what would be written was thrown away by then, so nothing is left to do (Linux 6.18). fstat says EIO there.
+    os.fstat(fd)
 
 
 def _write_all(fd: int, pieces: Sequence[Buffer]) -> int:

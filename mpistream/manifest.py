@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from mpistream.arrays import Role
 from mpistream.errors import FormatError
 from mpistream.ranges import Ranges, count, inside, union
 from mpistream.region import AnyRegion, region_from_json
@@ -27,6 +28,7 @@ __all__ = [
     "FOLDER",
     "LEASE_KEY",
     "MANIFEST_KEY",
+    "MAX_JSON_NBYTES",
     "STAGE_FOLDER",
     "Dropped",
     "Floors",
@@ -68,8 +70,10 @@ Floors = tuple[tuple[int, int], ...]
 
 _NO_TIMES = "0" * 64
 _MODULUS = 2**256
-# A manifest has a few hundred bytes an array; one that claims more than this is not ours.
-_MAX_NBYTES = 64 * 1024 * 1024
+# A manifest has a few hundred bytes an array, a layout some ten a rank; one with more than this is not ours. Parsed,
+# JSON can take twenty times its bytes.
+MAX_JSON_NBYTES = 8 * 1024 * 1024
+_COUNT_LIMIT = 2**63
 
 
 def epoch_key(epoch: int) -> str:
@@ -157,8 +161,8 @@ def parse_json(key: str, data: bytes, *, is_strict: bool = True) -> dict[str, An
             raise ValueError(f"{text} is not a finite number")
         return value
 
-    if len(data) > _MAX_NBYTES:
-        raise FormatError(f"{key}: {len(data)} bytes, at most {_MAX_NBYTES} are read", kind="json")
+    if len(data) > MAX_JSON_NBYTES:
+        raise FormatError(f"{key}: {len(data)} bytes, at most {MAX_JSON_NBYTES} are read", kind="json")
     try:
         document = json.loads(data, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
     except (ValueError, RecursionError) as error:
@@ -453,24 +457,24 @@ class Manifest:
             manifest = cls(
                 store_id=str(document["store_id"]),
                 run_id=str(document["run_id"]),
-                epoch=int(document["epoch"]),
-                commit_seq=int(document["commit_seq"]),
-                first_seq=int(document["first_seq"]),
+                epoch=_count(document["epoch"]),
+                commit_seq=_count(document["commit_seq"]),
+                first_seq=_count(document["first_seq"]),
                 last_t=None if document["last_t"] is None else float(document["last_t"]),
-                committed=tuple((int(a), int(b)) for a, b in document["committed"]),
+                committed=tuple((_count(a), _count(b)) for a, b in document["committed"]),
                 statics=tuple(str(s) for s in document["statics"]),
                 dropped=tuple(
                     Dropped(
-                        epoch=int(d["epoch"]),
-                        start=int(d["start"]),
-                        stop=int(d["stop"]),
+                        epoch=_count(d["epoch"]),
+                        start=_count(d["start"]),
+                        stop=_count(d["stop"]),
                         blob_floors=_floors(d["blob_floors"]),
                     )
                     for d in document["dropped"]
                 ),
                 floors=_floors(document["floors"]),
                 blob_floors=_floors(document["blob_floors"]),
-                n_packs=int(document["n_packs"]),
+                n_packs=_count(document["n_packs"]),
                 schema=StreamSchema.from_json(document["schema"]),
                 fingerprint=str(document["fingerprint"]),
                 coordinates_digest=str(document["coordinates_digest"]),
@@ -478,19 +482,7 @@ class Manifest:
                 layout_digest=str(document["layout_digest"]),
                 carried=_checked_carried(document["carried"]),
             )
-            n_total = manifest.schema.n_total
-            if (
-                manifest.n_records != document["n_records"]
-                or union(manifest.committed) != manifest.committed
-                or (n_total is None and len(manifest.committed) > 1)
-                or inside(manifest.committed, 0, manifest.n_records) != manifest.committed
-                or (n_total is None and count(manifest.committed) != manifest.n_records)
-            ):
-                raise FormatError(
-                    f"{document['n_records']} records, but committed ranges {manifest.committed}", kind="manifest"
-                )
-            if not manifest.schema.is_resolved or manifest.schema.fingerprint() != manifest.fingerprint:
-                raise FormatError("the schema does not have the fingerprint that stands beside it", kind="manifest")
+            _check_consistent(manifest, document["n_records"])
         except FormatError as error:
             raise FormatError(f"{key}: {error}", kind=error.kind) from error
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
@@ -498,8 +490,35 @@ class Manifest:
         return manifest
 
 
+def _check_consistent(manifest: Manifest, n_records: Any) -> None:
+    """Refuse a manifest that contradicts itself."""
+    committed, n_total = manifest.committed, manifest.schema.n_total
+    if (
+        manifest.n_records != n_records
+        or union(committed) != committed
+        or (n_total is None and len(committed) > 1)
+        or inside(committed, 0, manifest.n_records) != committed
+        or (n_total is None and count(committed) != manifest.n_records)
+    ):
+        raise FormatError(f"{n_records} records, but committed ranges {committed}", kind="manifest")
+    known = {a.name for a in manifest.schema.arrays.values() if a.role is Role.STATIC}
+    if unknown := sorted(set(manifest.statics) - known):
+        raise FormatError(f"statics {unknown} are none of the schema's", kind="manifest")
+    if any(d.start >= d.stop or d.epoch > manifest.epoch for d in manifest.dropped):
+        raise FormatError("dropped ranges that are empty, or of an epoch to come", kind="manifest")
+    if not manifest.schema.is_resolved or manifest.schema.fingerprint() != manifest.fingerprint:
+        raise FormatError("the schema does not have the fingerprint that stands beside it", kind="manifest")
+
+
+def _count(value: Any) -> int:
+    """Return a number of something: JSON's true and 1.0 are none, nor is what offsets have no room for."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _COUNT_LIMIT:
+        raise ValueError(f"{str(value)[:40]} is no number from 0 to 2**63 - 1")
+    return value
+
+
 def _floors(value: Any) -> Floors:
-    return tuple((int(start), int(commit_seq)) for start, commit_seq in value)
+    return tuple((_count(start), _count(commit_seq)) for start, commit_seq in value)
 
 
 def _checked_carried(value: Any) -> Mapping[str, Any] | None:

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Sequence
 from mpistream.errors import StoreError
 from mpistream.local_store import Buffer
 
-__all__ = ["MemoryStore"]
+__all__ = ["BytesReader", "MemoryStore"]
 
 
-class _BytesReader:
+class BytesReader:
+    """An object whose bytes are in memory."""
+
     __slots__ = ("_data", "nbytes")
 
     def __init__(self, data: bytes) -> None:
@@ -21,6 +23,12 @@ class _BytesReader:
 
     def read(self, offset: int, nbytes: int) -> bytes:
         return self._data[offset : offset + nbytes]
+
+    def read_into(self, offset: int, buffer: Buffer) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self._data[offset : offset + view.nbytes]
+        view[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -39,9 +47,9 @@ class MemoryStore:
         with self._lock:
             return self._objects.get(key)
 
-    def open(self, key: str) -> _BytesReader | None:
+    def open(self, key: str) -> BytesReader | None:
         data = self.read(key)
-        return None if data is None else _BytesReader(data)
+        return None if data is None else BytesReader(data)
 
     def list(self, prefix: str = "") -> list[str]:
         start = f"{prefix}/" if prefix else ""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from mpistream.agreement import Channel
 from mpistream.epoch import Route, Share
 from mpistream.indices import Selection, numbers_of, selected_shape
+from mpistream.lent import Lent
 from mpistream.rank_writer import Blocks, RankWriter
 from mpistream.rearrange import split_piece
 from mpistream.tiling import Box, slices_in
@@ -68,7 +69,7 @@ class Mover:
         """Whether a call with these arrays is collective: some rank sends a piece of one of them."""
         return not set(self._share.moving).isdisjoint(names)
 
-    def load(self, names: Sequence[str], blocks: Mapping[str, list[NDArray[Any]]]) -> Load:
+    def load(self, names: Sequence[str], blocks: Mapping[str, list[NDArray[Any]]], lent: Lent | None = None) -> Load:
         """Make ready what this rank sends and gets of some arrays: all that can fail does so here.
 
         Not collective.
@@ -79,6 +80,8 @@ class Mover:
             The arrays, in an order that is the same on every rank.
         blocks
             Array name -> this rank's checked blocks; those of which it holds nothing may be left out.
+        lent
+            The memory that is encoded from in the background; what comes lands there.
         """
         load = Load(dict(blocks))
         me = self._share.writer
@@ -89,7 +92,7 @@ class Mover:
             with np.errstate(over="ignore", invalid="ignore"):
                 held = [block.astype(dtype, copy=False) for block in blocks.get(name, ())]
             whole = self._held_whole(name, held)
-            load.blocks[name] = targets = self._targets_of(name, whole)
+            load.blocks[name] = targets = self._targets_of(name, whole, lent)
             for route in self._routes[name]:
                 if route.source != me:
                     for at in _messages(route.target_at, dtype.itemsize):
@@ -130,15 +133,16 @@ class Mover:
             if route.source == route.target and _is_view(route.source_at) and _is_whole(route, shapes[route.part])
         }
 
-    def _targets_of(self, name: str, whole: Mapping[int, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the arrays to encode from: the caller's own where it holds all of a box, else buffers."""
+    def _targets_of(self, name: str, whole: Mapping[int, NDArray[Any]], lent: Lent | None) -> list[NDArray[Any]]:
+        """Return the arrays to encode from: the caller's own where it holds all of a box, else lent ones or buffers."""
         boxes = self._share.boxes[name]
-        if name not in self._buffers:
-            dtype = self._writer.schema.arrays[name].dtype
-            self._buffers[name] = {
-                part: np.empty([b - a for a, b in box], dtype) for part, box in enumerate(boxes) if part not in whole
-            }
-        return [whole[part] if part in whole else self._buffers[name][part] for part in range(len(boxes))]
+        ready = {**({} if lent is None else lent.arrays(name)), **whole}
+        buffers = self._buffers.setdefault(name, {})
+        dtype = self._writer.schema.arrays[name].dtype
+        for part, box in enumerate(boxes):
+            if part not in ready and part not in buffers:
+                buffers[part] = np.empty([b - a for a, b in box], dtype)
+        return [ready[part] if part in ready else buffers[part] for part in range(len(boxes))]
 
 
 def routes_of(share: Share, name: str, held: Sequence[Box]) -> tuple[Route, ...]:

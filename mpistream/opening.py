@@ -26,6 +26,7 @@ from typing import Any
 from mpistream.decomposition import settle, settle_indexed
 from mpistream.epoch import EpochState
 from mpistream.errors import FencedError, FormatError, ProtocolError, SchemaError
+from mpistream.fence import highest_epoch
 from mpistream.holding import checked_holdings
 from mpistream.lease import Lease, LeaseKeeper, wait_until_free
 from mpistream.manifest import (
@@ -46,9 +47,10 @@ from mpistream.manifest import (
 )
 from mpistream.options import Options
 from mpistream.plan import Plan
+from mpistream.ranges import Ranges
 from mpistream.region import AnyRegion
 from mpistream.schema import StreamSchema
-from mpistream.staging import Stager, highest_epoch
+from mpistream.staging import Stager
 from mpistream.store import Store
 
 __all__ = ["Claim", "check_alike", "claim", "log_plan", "no_claims", "put_layout", "put_manifest", "settled"]
@@ -180,7 +182,9 @@ def check_alike(operation: str, votes: Sequence[Mapping[str, Any]]) -> None:
     )
 
 
-def settled(schema: StreamSchema, votes: Sequence[Any], options: Options) -> tuple[StreamSchema, EpochState]:
+def settled(
+    schema: StreamSchema, votes: Sequence[Any], options: Options, committed: Ranges = ()
+) -> tuple[StreamSchema, EpochState]:
     """Return the schema with its layout and the epoch, for what the ranks hold.
 
     Raises
@@ -191,11 +195,15 @@ def settled(schema: StreamSchema, votes: Sequence[Any], options: Options) -> tup
     nodes = [vote["node"] for vote in votes]
     held = checked_holdings([vote["region"] for vote in votes], schema)
     if held.indexed_dims:
+        if schema.is_location_series:
+            raise SchemaError("a share of a location series is one range, (start, stop), not Indices", kind="region")
         if options.rearrange == "never":
             raise SchemaError("Indices need rearranging; leave rearrange='never' out", kind="option")
         assert held.regions is not None
         return settle_indexed(schema, held.regions, held.indexed_dims, held.groups, nodes, writers=options.writers)
-    return settle(schema, held.regions, nodes, writers=options.writers, rearrange=options.rearrange)
+    return settle(
+        schema, held.regions, nodes, writers=options.writers, rearrange=options.rearrange, committed=committed
+    )
 
 
 def log_plan(store: Store, cost: Plan) -> None:

@@ -27,15 +27,22 @@ class Options:
         ``"fsync"``: a committed record survives the loss of power. ``"none"``: it survives the death of
         processes; the manifest, and objects that replace committed records, are synced all the same.
     threads
-        0: everything is written in the calling thread. 1 (default): one thread writes and syncs what the
-        caller has encoded.
+        0: blocks are encoded, written and synced in the calling thread, straight from the caller's arrays. A number:
+        so many threads do it in the background, from copies, but for variables with inner chunks under 256 KiB, which
+        the caller encodes. None (default): as many as the rank has cores to spare, at most four; where it has
+        less than two cores to itself, the caller encodes and one thread writes and syncs. ``w.stats`` says what was
+        chosen. What the caller has encoded into small objects is written by up to eight threads more, which do
+        little but wait for syncs. Writers of one communicator share the threads, the largest number of theirs.
     max_pending_nbytes
-        Encoded bytes that may wait for that thread before the caller waits; by default twice this rank's
-        bytes per record. Writers of one communicator share the thread and one bound, the largest of theirs.
+        Bytes, copied or encoded, that may wait for those threads before the caller waits; by default twice this rank's
+        bytes per record. Writers of one communicator share one bound, the largest of theirs. In a location series,
+        where the threads encode whatever the size of its chunks, it also bounds the chunks that are being filled; by
+        default it is twice a chunk of each variable.
     writers
-        How many ranks write what all of them hold: ``"all"``, a number, ``"node"`` (one per node), or ``"auto"``
-        (default): all where the regions lie on shard edges and make objects of 4 MiB or more, else as few as give
-        objects of about 64 MiB, at least one per node. The others only send. A number above that of the ranks is all
+        How many ranks write what all of them hold: ``"all"``, a number, ``"node"`` (as many as there are nodes), or
+        ``"auto"`` (default): all where the regions lie on shard edges and make objects of 4 MiB or more, else as few as
+        give objects of about 64 MiB, at least as many as nodes. Which ones is what moves the fewest bytes, so several
+        can be on one node. The others only send. A number above that of the ranks is all
         of them, and the plan says so.
     rearrange
         ``"auto"`` (default): regions may lie anywhere. ``"never"``: those that don't lie on shard edges are
@@ -70,8 +77,10 @@ class Options:
     def __post_init__(self) -> None:
         if self.durability not in ("fsync", "none"):
             raise SchemaError(f"option durability {self.durability!r}: use 'fsync' or 'none'", kind="option")
-        if self.threads not in (None, 0, 1):
-            raise SchemaError(f"option threads {self.threads!r}: use 0, 1 or None", kind="option")
+        if self.threads is not None and not (type(self.threads) is int and self.threads >= 0):
+            raise SchemaError(
+                f"option threads {self.threads!r}: use None or a number of threads, 0 or more", kind="option"
+            )
         is_count = isinstance(self.writers, int) and not isinstance(self.writers, bool) and self.writers > 0
         if not is_count and self.writers not in ("all", "node", "auto"):
             raise SchemaError(
@@ -89,11 +98,6 @@ class Options:
                 raise SchemaError(f"option {name} {getattr(self, name)!r}: give seconds above 0", kind="option")
         if self.lease_ttl > _MAX_TTL:
             raise SchemaError(f"option lease_ttl {self.lease_ttl!r}: give at most {_MAX_TTL:g} seconds", kind="option")
-
-    @property
-    def writer_threads(self) -> int:
-        """The number of threads that write."""
-        return 1 if self.threads is None else self.threads
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as JSON types.

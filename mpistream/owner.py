@@ -7,21 +7,20 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from mpistream.commit import Decision, Fault, decide
 from mpistream.epoch import EpochState
 from mpistream.errors import CommitError, FencedError, MPIStreamError, StoreError
 from mpistream.lease import LeaseKeeper
 from mpistream.manifest import DROPPED_FOLDER, MANIFEST_KEY, Manifest, stage_folder
 from mpistream.options import Options
-from mpistream.ranges import difference, inside, union
-from mpistream.rows import SeriesRows
-from mpistream.staging import StagedObject, Stager
+from mpistream.publishing import make_rows, put_committed, put_documents, shared_rows
+from mpistream.ranges import difference, union
+from mpistream.series import SeriesRows
+from mpistream.staged import StagedObject
+from mpistream.staging import Stager
 from mpistream.store import Store
 from mpistream.token import CommitReceipt, CommitToken
-from mpistream.zarr3.codecs import ChunkCodec
-from mpistream.zarr3.metadata import GROUP_KEY, Documents, chunk_key
+from mpistream.zarr3.metadata import GROUP_KEY, Documents
 
 __all__ = ["Owner", "Prepared", "commit_error", "fault_error"]
 
@@ -138,6 +137,7 @@ class Owner:
         self._published = manifest.committed if is_published else ()
         self._is_published = is_published
         self._must_delete_dropped = False
+        self._shared = () if epoch is None else shared_rows(schema, epoch)
 
     def decide(self, tokens: Sequence[CommitToken], times: Sequence[float]) -> Decision:
         """Return the decision over tokens; it raises the faults as one error.
@@ -281,6 +281,7 @@ class Owner:
                 self._stager.remove(DROPPED_FOLDER)
                 self._must_delete_dropped = False
             self._is_published = True
+            make_rows(self._store, self._stager, self._shared, n, sync=self._is_durable)
         except (FencedError, StoreError) as error:
             text = f"committed, but the Zarr documents lag behind until the next commit or resume: {error}"
             _log.warning("%s: %s", self._store.url, text)
@@ -319,48 +320,3 @@ class Owner:
         if self.keeper is not None:
             self.keeper.close()
         self._stager.close()
-
-
-def put_documents(store: Store, stager: Stager, documents: Mapping[str, bytes], *, sync: bool) -> None:
-    """Stage all documents, then rename them one after the other.
-
-    Not collective.
-    """
-    staged: dict[str, str] = {}
-    try:
-        for key, data in documents.items():
-            staged[key] = stager.name()
-            store.stage(staged[key], [data], sync=sync)
-    except StoreError:
-        # On a full disk what is staged already is what the next try needs.
-        for name in staged.values():
-            with contextlib.suppress(StoreError):
-                store.delete(name)
-        raise
-    for key, name in staged.items():
-        store.place(name, key)
-    if sync:
-        store.sync_folders(documents)
-
-
-def put_committed(store: Store, stager: Stager, manifest: Manifest, chunks: Sequence[int], *, sync: bool) -> None:
-    """Write chunks of the ``committed`` array.
-
-    Not collective.
-    """
-    array = manifest.schema.committed_array
-    assert array is not None
-    length = array.resolved_chunk_shape[0]
-    staged = {}
-    for chunk in chunks:
-        values = np.zeros(length, bool)
-        for a, b in inside(manifest.committed, chunk * length, (chunk + 1) * length):
-            values[a - chunk * length : b - chunk * length] = True
-        pieces = ChunkCodec(array.chain, array.dtype).encode(values)
-        key = chunk_key(array.name, manifest.schema.key_separator, (chunk,))
-        staged[key] = stager.name()
-        store.stage(staged[key], pieces, sync=sync)
-    for key, name in staged.items():
-        store.place(name, key)
-    if sync and staged:
-        store.sync_folders(staged)

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import itertools
 import logging
+import os
 import sys
 import time
 import weakref
@@ -33,6 +34,7 @@ from mpistream.errors import (
     error_to_json,
 )
 from mpistream.indices import Indices, indices_of
+from mpistream.lent import Lent
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.mover import Load, Mover
 from mpistream.options import Options
@@ -40,17 +42,18 @@ from mpistream.owner import Owner
 from mpistream.plan import Plan
 from mpistream.progress import ProgressLine
 from mpistream.ranges import Ranges, count
-from mpistream.rank_writer import CheckedRecord, RankWriter, WriterStats
+from mpistream.rank_writer import CheckedRecord, RankWriter
 from mpistream.reader import StoreReader
 from mpistream.record import Record
 from mpistream.region import Region
 from mpistream.resuming import Resumed
 from mpistream.schema import StreamSchema
+from mpistream.stats import WriterStats
 from mpistream.store import Store
 from mpistream.times import TimeLike
 from mpistream.token import CommitReceipt, CommitToken
 
-__all__ = ["StreamWriter", "commit_writers"]
+__all__ = ["StreamWriter", "commit_writers", "others_of"]
 
 _log = logging.getLogger("mpistream")
 
@@ -96,6 +99,7 @@ class StreamWriter:
         self._buffers: dict[str, list[NDArray[Any]]] = {}
         self._record: Record | None = None
         self._is_closed = False
+        self._pid = os.getpid()
         self._number = next(_numbers)
         self._progress: ProgressLine | None = None
         if owner is not None and options.progress:
@@ -265,7 +269,8 @@ class StreamWriter:
         """
         self._check_open("write_record")
         self._check_no_record("write_record")
-        self._take("write_record", lambda: self._writer.checked_record(t, arrays))
+        with self._writer.lent() as lent:
+            self._take("write_record", lambda: self._writer.checked_record(t, arrays), lent)
 
     def write_record_at(self, index: int, t: TimeLike, arrays: Mapping[str, ArrayLike]) -> None:
         """Put one record of a fixed time dim, in any order.
@@ -295,7 +300,8 @@ class StreamWriter:
         """
         self._check_open("write_record_at")
         self._check_no_record("write_record_at")
-        self._take("write_record_at", lambda: self._writer.checked_record_at(index, t, arrays))
+        with self._writer.lent() as lent:
+            self._take("write_record_at", lambda: self._writer.checked_record_at(index, t, arrays), lent)
 
     @contextlib.contextmanager
     def record(self, t: TimeLike) -> Iterator[Record]:
@@ -315,24 +321,25 @@ class StreamWriter:
         """
         self._check_open("record")
         self._check_no_record("record")
-        self._record = Record(self._writer, self._buffers)
-        try:
-            yield self._record
-            arrays = self._record.arrays
-        finally:
-            self._record = None
-        self._take("write_record", lambda: self._writer.checked_record(t, arrays))
+        with self._writer.lent() as lent:
+            self._record = Record(self._writer, self._buffers, lent)
+            try:
+                yield self._record
+                arrays = self._record.arrays
+            finally:
+                self._record = None
+            self._take("write_record", lambda: self._writer.checked_record(t, arrays), lent)
 
-    def _take(self, call: str, check: Callable[[], CheckedRecord]) -> None:
+    def _take(self, call: str, check: Callable[[], CheckedRecord], lent: Lent) -> None:
         """Check a record, move what others write of it, and take it."""
         names = self._sharded
 
         def loaded() -> tuple[CheckedRecord, Load]:
             checked = check()
-            return checked, self._mover.load(names, checked.blocks)
+            return checked, self._mover.load(names, checked.blocks, lent)
 
         checked, load = self._agreed(call, names, loaded, lambda found: f"{found[0].record} {found[0].t.hex()}")
-        self._writer.take(replace(checked, blocks=self._mover.move(load)))
+        self._writer.take(replace(checked, blocks=self._mover.move(load)), lent)
         self._keep_lease()
 
     def _agreed(self, call: str, names: Sequence[str], make: Callable[[], T], digest: Callable[[T], str]) -> T:
@@ -446,7 +453,11 @@ class StreamWriter:
     # Committing
 
     def commit(
-        self, tokens: Sequence[CommitToken | Mapping[str, Any]] | None = None, *, partial_rows: bool = True
+        self,
+        tokens: Sequence[CommitToken | Mapping[str, Any]] | None = None,
+        *,
+        partial_rows: bool = True,
+        wait: bool = True,
     ) -> CommitReceipt:
         """Commit what every rank has written since the last commit.
 
@@ -458,10 +469,14 @@ class StreamWriter:
             None: over MPI tokens travel by themselves. See `write_open_part` for roles without MPI.
         partial_rows
             False: records of a row that is not full stay pending, so a row is written once.
+        wait
+            False: commit the records that are durable on every rank by now, and the statics, without a wait for those
+            that are still on their way; they stay pending. In append mode these are the first ones, up to one that
+            some rank still writes. A row that is not full stays pending, whatever ``partial_rows`` says.
 
         Returns
         -------
-        The same receipt on every rank. With nothing pending it is the last one, and no file is touched.
+        The same receipt on every rank. With nothing to commit it is the last one, and no file is touched.
 
         Raises
         ------
@@ -475,7 +490,7 @@ class StreamWriter:
 
         Notes
         -----
-        When it returns, the records are durable (as `Options.durability` says) and visible.
+        When it returns, the records are durable (as `Options.durability` says) and visible. `close` waits for all.
         """
         self._check_open("commit")
         self._check_no_record("commit")
@@ -483,7 +498,12 @@ class StreamWriter:
             raise ProtocolError(
                 "commit(tokens) is for parts without MPI, see write_open_part; call commit() on every rank", kind="role"
             )
-        commit_writers(self._channel, [self], partial_rows)
+        commit_writers(self._channel, [self], partial_rows, wait)
+        return self._stream.receipt
+
+    def _commit_or_raise(self, failure: MPIStreamError | None) -> CommitReceipt:
+        """Commit, unless this rank or another one has a failure; then every rank raises it."""
+        commit_writers(self._channel, [self], True, True, failure)
         return self._stream.receipt
 
     def rollback(self) -> None:
@@ -588,7 +608,7 @@ class StreamWriter:
         CommitError
             On every rank, when the last commit failed; everything is released all the same.
         """
-        if self._is_closed:
+        if self._is_closed or self._is_forked():
             return
         self._check_no_record("close")
         if not self._channel.is_usable():
@@ -599,7 +619,7 @@ class StreamWriter:
             return
         try:
             self.commit()
-            self._exchange("close")
+            self._exchange("close", failure=self._why_not_close())
         except BaseException as error:
             # This rank has nothing more to say; the others, if they go on, must not wait for it.
             if self._channel.is_usable():
@@ -608,6 +628,17 @@ class StreamWriter:
         finally:
             self._release()
         self._channel.close()
+
+    def _why_not_close(self) -> MPIStreamError | None:
+        """Return why a stream whose last commit went well is not whole."""
+        return None
+
+    def _before_commit(self, channel: Channel, failure: MPIStreamError | None) -> MPIStreamError | None:  # noqa: ARG002 (of other streams)
+        """Do what ranks do together before a commit; return why this one can't take part in it."""
+        return failure
+
+    def _after_commit(self) -> None:
+        """Go on from a new committed state."""
 
     def _release(self) -> None:
         """Give back everything that needs no other rank."""
@@ -639,10 +670,11 @@ class StreamWriter:
         if exc is None:
             self.close()
             return
-        if self._is_closed:
+        if self._is_closed or self._is_forked():
             return
-        # All open writers first, then wait: a rank must not wait for this one in any of them.
-        for other in _all_open():
+        # All open writers first, then wait: a rank must not wait for this one in any of them. But what all ranks have
+        # agreed on leaves this body on all of them, and says nothing of other writers.
+        for other in [self] if self._channel.has_agreed_on(exc) else _all_open():
             if other._channel.is_usable():
                 other._channel.post_leave(exc)
         self._channel.wait_left(self._options.exit_timeout)
@@ -651,13 +683,17 @@ class StreamWriter:
     # Small things
 
     def _exchange(self, operation: str, **more: Any) -> None:
-        self._channel.exchange(operation, others=_others(self._channel), **more)
+        self._channel.exchange(operation, others=others_of(self._channel), **more)
 
     def _check_open(self, call: str) -> None:
         if self._is_closed:
             raise ProtocolError(f"{call} on a closed writer; open the store again with write_resume", kind="closed")
         if self._channel.failure is not None:
             raise self._channel.failure
+
+    def _is_forked(self) -> bool:
+        """Whether this is a process that was forked from the writer's: what is open there is not its to close."""
+        return self._pid != os.getpid()
 
     def _check_no_record(self, call: str) -> None:
         if self._record is not None:
@@ -703,13 +739,20 @@ def _all_open() -> list[StreamWriter]:
     return [w for ref in _open_writers.valuerefs() if (w := ref()) is not None]
 
 
-def _others(channel: Channel) -> list[Channel]:
-    """Return the channels of other writers, where a rank that does not come here may wait."""
+def others_of(channel: Channel) -> list[Channel]:
+    """Return the channels of other writers, where a rank that does not come here may wait.
+
+    Not collective.
+    """
     return [w._channel for w in _all_open() if w._channel is not channel and w._channel.has_ranks_of(channel)]
 
 
 def commit_writers(
-    channel: Channel, writers: Sequence[StreamWriter], partial_rows: bool, failure: MPIStreamError | None = None
+    channel: Channel,
+    writers: Sequence[StreamWriter],
+    partial_rows: bool,
+    wait: bool,
+    failure: MPIStreamError | None = None,
 ) -> None:
     """Commit what is pending in these writers, in one agreement.
 
@@ -721,7 +764,7 @@ def commit_writers(
         That of one of the writers.
     writers
         The same on every rank, in the same order.
-    partial_rows
+    partial_rows, wait
         As in `StreamWriter.commit`.
     failure
         Why this rank can't take part.
@@ -741,14 +784,18 @@ def commit_writers(
                 f"commit_all: the writer of {dead._store.url} is dead, leave it out: {dead._channel.failure}",
                 kind="dead",
             )
+        for writer in writers:
+            failure = writer._before_commit(channel, failure)
         commit_streams(
             channel,
             [w._stream for w in writers],
             partial_rows=partial_rows,
+            wait=wait,
             failure=failure,
-            others=_others(channel),
+            others=others_of(channel),
         )
         for writer, seq in zip(writers, before, strict=True):
+            writer._after_commit()
             if writer._stream.receipt.commit_seq != seq:
                 writer._show_progress()
     finally:
@@ -769,7 +816,7 @@ def _say(text: str) -> None:
 @atexit.register
 def _at_exit() -> None:
     """No MPI here: it may be finalised by now, and the other ranks may be anywhere."""
-    for writer in _all_open():
+    for writer in (w for w in _all_open() if not w._is_forked()):
         writer._say_what_is_lost("the writer was not closed")
         if writer._owner is not None and writer._owner.keeper is not None:
             writer._owner.keeper.close()

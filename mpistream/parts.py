@@ -18,17 +18,19 @@ from mpistream.carrying import commit_carried, read_layout
 from mpistream.comm import SerialTransport, waiting
 from mpistream.creating import CreateRequest
 from mpistream.epoch import EpochState, Share, prove_epoch
-from mpistream.errors import CommitError, ProtocolError, SchemaError
+from mpistream.errors import AlignmentError, CommitError, ProtocolError, SchemaError
 from mpistream.grid import held_boxes
 from mpistream.holding import checked_holdings, plain_region
 from mpistream.layout import resolve_layout, shard_regions
+from mpistream.location_rank_writer import rank_writer_of
+from mpistream.location_writer import LocationSeriesWriter
+from mpistream.locations import row_length, written_records
 from mpistream.manifest import Manifest, nonce_key, stage_folder
 from mpistream.mover import Mover
 from mpistream.opening import claim
 from mpistream.options import Options, resolve_options
 from mpistream.parallel import StreamWriter
-from mpistream.rank_writer import RankWriter
-from mpistream.region import AnyRegion, RegionLike
+from mpistream.region import AnyRegion, Region, RegionLike
 from mpistream.resuming import read_manifest
 from mpistream.schema import StreamSchema
 from mpistream.store import Store, open_store
@@ -81,7 +83,11 @@ class PartWriter(StreamWriter):
             self._writer.committed(newest)
 
     def commit(
-        self, tokens: Sequence[CommitToken | Mapping[str, Any]] | None = None, *, partial_rows: bool = True
+        self,
+        tokens: Sequence[CommitToken | Mapping[str, Any]] | None = None,
+        *,
+        partial_rows: bool = True,
+        wait: bool = True,
     ) -> CommitReceipt:
         """Verify and commit the tokens of all parts.
 
@@ -93,7 +99,7 @@ class PartWriter(StreamWriter):
         ----------
         tokens
             One of each part, from its last ``flush``, as tokens or in their JSON form.
-        partial_rows
+        partial_rows, wait
             Must be True: a part puts whole what it flushes.
 
         Raises
@@ -109,7 +115,7 @@ class PartWriter(StreamWriter):
         The same tokens again give the same receipt and change nothing.
         """
         self._check_open("commit")
-        if self._owner is None or tokens is None or not partial_rows:
+        if self._owner is None or tokens is None or not (partial_rows and wait):
             raise ProtocolError(
                 "without MPI the owner (writer 0) commits with commit(tokens), or any process with commit_tokens(url, "
                 "tokens)",
@@ -146,7 +152,7 @@ class PartWriter(StreamWriter):
 
         Not collective.
         """
-        if not self._is_closed:
+        if not (self._is_closed or self._is_forked()):
             self._release()
 
     def _release(self) -> None:
@@ -156,6 +162,23 @@ class PartWriter(StreamWriter):
         `commit_tokens` needs it.
         """
         self._release_own()
+
+
+class LocationPartWriter(PartWriter, LocationSeriesWriter):
+    """One part of a location series that independent processes write; made by `write_open_part`."""
+
+    def close(self, *, partial: bool = False) -> None:
+        """Release everything; what was not committed stays in place for its tokens.
+
+        Not collective.
+
+        Parameters
+        ----------
+        partial
+            Of no meaning here: what other parts have written only `commit_tokens` can tell.
+        """
+        del partial
+        PartWriter.close(self)
 
 
 def write_open_part(
@@ -225,10 +248,11 @@ def write_open_part(
     else:
         owner, manifest = None, _wait_for_owner(store, schema, n_writers, chosen.timeout)
         store.make_folder(stage_folder(manifest.epoch, writer), parents=False)
-    rank_writer = RankWriter(store, manifest, share, chosen)
+    rank_writer = rank_writer_of(store, manifest, share, chosen)
     channel = Channel(SerialTransport(), chosen.timeout)
     mover = Mover(channel, share, rank_writer)
-    return PartWriter(channel, store, rank_writer, mover, owner, manifest, chosen, None, None)
+    part = LocationPartWriter if schema.is_location_series else PartWriter
+    return part(channel, store, rank_writer, mover, owner, manifest, chosen, None, None)
 
 
 def _own_region(schema: StreamSchema, writer: int, region: RegionLike) -> AnyRegion:
@@ -245,6 +269,8 @@ def _own_region(schema: StreamSchema, writer: int, region: RegionLike) -> AnyReg
 
 def _own_share(schema: StreamSchema, writer: int, region: AnyRegion) -> Share:
     """Return what a part writes that does not know the others' regions."""
+    if schema.is_location_series:
+        return _own_locations(schema, writer, region)
     boxes: dict[str, tuple[Box, ...]] = {}
     for array in schema.arrays.values():
         if not array.is_sharded:
@@ -267,6 +293,26 @@ def _own_share(schema: StreamSchema, writer: int, region: AnyRegion) -> Share:
         for box in boxes[array.name]:
             array.grid.check_aligned(box, writer)
     return Share(writer=writer, region=region, boxes=boxes)
+
+
+def _own_locations(schema: StreamSchema, writer: int, region: AnyRegion) -> Share:
+    if not isinstance(region, Region):
+        raise SchemaError(f"part {writer} gave {region!r}; a share is one range, (start, stop)", kind="region")
+    if not schema.is_resolved:
+        raise SchemaError(
+            "a part with a share of its own can't tell how many locations a chunk has; give chunk_locations, or leave "
+            "region out",
+            kind="region",
+        )
+    length, n, share = row_length(schema), schema.n_total or 0, region.box[0]
+    if any(edge % length and edge != n for edge in share):
+        raise AlignmentError(
+            f"part {writer} has the locations {share[0]} to {share[1] - 1}, which do not lie on the edges of chunks of "
+            f"{length}; parts share no chunk",
+            rank=writer,
+        )
+    boxes = {a.name: (tuple((0, n) for n in a.shape),) for a in schema.arrays.values() if a.is_sharded}
+    return Share(writer=writer, region=region, boxes=boxes, records=written_records(share, length, n))
 
 
 def _wait_for_owner(store: Store, schema: StreamSchema, n_writers: int, timeout: float) -> Manifest:

@@ -13,6 +13,7 @@ from mpistream.epoch import EpochState
 from mpistream.errors import SchemaError
 from mpistream.holding import checked_holdings, plain_region
 from mpistream.layout import SMALL_OBJECT_NBYTES
+from mpistream.locations import chunk_locations, row_length
 from mpistream.region import RegionLike
 from mpistream.schema import StreamSchema
 from mpistream.tiling import box_n_cells
@@ -89,7 +90,7 @@ class Plan:
 
 
 def _is_partitioned(schema: StreamSchema, name: str) -> bool:
-    return not set(schema.partitioned_dims).isdisjoint(schema.arrays[name].base_dims)
+    return schema.is_location_series or not set(schema.partitioned_dims).isdisjoint(schema.arrays[name].base_dims)
 
 
 def _size(nbytes: float) -> str:
@@ -177,6 +178,10 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str], *, wr
             # Of a rearranged array the record itself is received, too.
             memory[i] += nbytes * (a.row_length + slab + is_rearranged)
             is_writer[i] |= nbytes > 0
+    if schema.is_location_series:
+        # Each location is one rank's, and so are its bytes.
+        is_writer = [start < stop for start, stop in epoch.records]
+        record, memory = record[:1], [n if writes else 0 for n, writes in zip(memory, is_writer, strict=True)]
     on_node: dict[str, int] = {}
     for node, nbytes in zip(nodes, memory, strict=True):
         on_node[node] = on_node.get(node, 0) + nbytes
@@ -199,7 +204,7 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str], *, wr
         max_object_nbytes=max(shards.values(), default=0),
         writer_memory_nbytes=max(memory),
         node_memory_nbytes=max(on_node.values()),
-        warnings=_warnings(schema, {n: b for n, b in shards.items() if _is_partitioned(schema, n)}, objects)
+        warnings=_warnings(schema, {n: b for n, b in shards.items() if _is_partitioned(schema, n)}, objects, n_ranks)
         + _few_ranks(n_ranks, writers),
     )
 
@@ -211,7 +216,7 @@ def _few_ranks(n_ranks: int, writers: str | int) -> tuple[str, ...]:
     return (f"Options(writers={writers}), but there are {n_ranks} ranks: no more than those write",)
 
 
-def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float) -> tuple[str, ...]:
+def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float, n_ranks: int) -> tuple[str, ...]:
     found = []
     most = min(_MANY_ROWS, schema.n_total or _MANY_ROWS)
     rows = {n: schema.arrays[n].row_length * -(-SMALL_OBJECT_NBYTES // max(b, 1)) for n, b in shards.items()}
@@ -221,16 +226,30 @@ def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float)
         for n, b in shards.items()
         if b < SMALL_OBJECT_NBYTES and (schema.arrays[n].grid.n_shards > 1 or rows[n] <= most)
     }
-    if small:
+    if schema.is_location_series:
+        found += _few_locations(schema, shards, n_ranks)
+    elif small:
         name = min(small, key=lambda n: small[n])
         row = schema.arrays[name].row_length
-        example = f"for example its {schema.time_dim!r} from {row} to {rows[name]}"
+        example = f"for example its {schema.record_dim!r} from {row} to {rows[name]}"
         found.append(
             f"objects of variable {name!r} have {_size(small[name])} before compression, under 4 MiB: "
             f"raise shard_shape, {example if rows[name] <= most else 'up to the whole array'}"
         )
     if n_objects > _MANY_OBJECTS:
         found.append(
-            f"{n_objects:g} objects a record, over 10,000: raise shard_shape, or its {schema.time_dim!r} length"
+            f"{n_objects:g} objects a record, over 10,000: raise shard_shape, or its {schema.record_dim!r} length"
         )
     return tuple(found)
+
+
+def _few_locations(schema: StreamSchema, shards: Mapping[str, int], n_ranks: int) -> list[str]:
+    """What is chosen where nothing is given is as large as the ranks' shares allow."""
+    name = min(shards, key=lambda n: shards[n])
+    array, row = schema.arrays[name], row_length(schema)
+    longest = chunk_locations(array.shape[0], -(-(schema.n_total or 1) // n_ranks), itemsize=array.dtype.itemsize)
+    text = (
+        f"objects of variable {name!r} have {_size(shards[name])} before compression, under 4 MiB: raise "
+        f"chunk_locations from {row} to {longest}"
+    )
+    return [text] if shards[name] < SMALL_OBJECT_NBYTES and row < longest else []

@@ -88,6 +88,8 @@ def picture(
         over_time = array.has_time and not left and record is None
         if over_time:
             values = np.array([reader.read_record(name, i, region).reshape(()) for i in _committed(reader)])
+        elif array.has_time and reader.schema.is_location_series:
+            raise SchemaError(f"{reader!r} is a location series, which is not drawn; use read_location", kind="mode")
         elif array.has_time:
             i = -1 if record is None else record
             values = reader.read_record(name, i, region)

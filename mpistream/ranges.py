@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["Ranges", "count", "covers", "difference", "inside", "members", "overlap", "ranges_of", "union"]
 
 Ranges = tuple[tuple[int, int], ...]
+
+_start = operator.itemgetter(0)
 
 
 def ranges_of(numbers: Iterable[int]) -> Ranges:
@@ -80,7 +84,8 @@ def covers(ranges: Ranges, number: int) -> bool:
 
     Not collective.
     """
-    return any(start <= number < stop for start, stop in ranges)
+    at = bisect.bisect_right(ranges, number, key=_start) - 1
+    return at >= 0 and number < ranges[at][1]
 
 
 def members(ranges: Ranges) -> Iterator[int]:

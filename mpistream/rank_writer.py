@@ -1,6 +1,7 @@
 """One writer, no communication: records in, staged and placed objects and a token out.
 
-Data flows one way: block -> open shard -> staged object -> placed object -> token. What the writer holds
+Data flows one way: block -> open shard -> staged object -> placed object -> token. In the background there is a loan
+between block and shard: pooled memory into which a block is copied before the call returns. What the writer holds
 beyond the last commit it can make again from the caller's next calls (`RankWriter.rollback`) or has whole
 (a commit that failed is tried again from memory or from the stage folder).
 """
@@ -10,9 +11,9 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,20 +23,27 @@ from mpistream.arrays import ArraySpec, Role
 from mpistream.blobs import MAX_BLOB_NBYTES, Scope, pack_pieces
 from mpistream.block import check_blocks, check_time
 from mpistream.commit import without_records
+from mpistream.cores import cores_of_this_process, cores_per_rank, workers_of
 from mpistream.epoch import Share
 from mpistream.errors import MPIStreamError, ProtocolError, SchemaError, error_to_json
+from mpistream.lent import Lent
 from mpistream.manifest import Manifest, blob_key, stage_folder
 from mpistream.names import check_name
 from mpistream.options import Options
+from mpistream.pipeline import Loan, Pool
 from mpistream.ranges import Ranges, count, covers, difference, inside, members, overlap, ranges_of, union
-from mpistream.rows import SeriesRows, ShardRows, encode_whole, rounded
-from mpistream.staging import Pool, StagedObject, Stager
+from mpistream.rows import ShardRows, encode_whole, rounded
+from mpistream.series import SeriesRows
+from mpistream.staged import StagedObject
+from mpistream.staging import Stager
+from mpistream.stats import WriterStats
 from mpistream.store import Store
+from mpistream.strings import is_string
 from mpistream.tiling import Box
 from mpistream.times import encode_time
 from mpistream.token import CommitToken, times_sha256
 
-__all__ = ["Blocks", "CheckedRecord", "RankWriter", "WriterStats"]
+__all__ = ["Blocks", "CheckedRecord", "RankWriter", "Rows"]
 
 # glibc gives freed memory at the end of its heap back to the system above a threshold: twice the size of the largest
 # block that was mapped alone and freed, up to 32 MiB (mallopt(3), "M_MMAP_THRESHOLD"). Encoded chunks are freed with
@@ -43,21 +51,56 @@ __all__ = ["Blocks", "CheckedRecord", "RankWriter", "WriterStats"]
 _KEPT_NBYTES = 31 * 1024 * 1024
 
 
-@dataclass(slots=True, kw_only=True)
-class WriterStats:
-    """Counts of one writer since it was opened."""
+# Smaller inner chunks are encoded by the caller: a thread that takes the interpreter for each of them is slow beside a
+# busy program, and slows it down (9 MB/s and a quarter of the program's speed were measured with chunks of 32 KiB).
+_MIN_BACKGROUND_NBYTES = 256 * 1024
 
-    threads: int = 0
-    """Threads that write behind the caller's back."""
-    n_records: int = 0
-    nbytes_in: int = 0
-    """Bytes of blocks in the dtype on disk."""
-    nbytes_encoded: int = 0
-    """Bytes of objects that were given to the store."""
-    n_objects: int = 0
-    n_commits: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: {"write": 0.0, "commit": 0.0})
-    """Time that the caller was inside our calls."""
+
+class Rows(Protocol):
+    """The open rows of one array, of `mpistream.rows` or `mpistream.location_rows`."""
+
+    array: ArraySpec
+    is_background: bool
+
+    @property
+    def writes(self) -> bool:
+        """Whether this writer has shards of the array."""
+
+    @property
+    def borrowed(self) -> dict[int, tuple[int, ...]]:
+        """Of the blocks that `put` gets those that must be lent."""
+
+    @property
+    def raw_nbytes(self) -> int:
+        """Bytes of all records in the open rows, before they are encoded."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the open rows hold in memory."""
+
+    @property
+    def n_open(self) -> int:
+        """Rows in memory."""
+
+    def put(
+        self, record: int, blocks: Sequence[NDArray[Any]], loans: Mapping[int, Loan] | None = None
+    ) -> Iterable[StagedObject]:
+        """Take a record; yield its row's objects when the row is full."""
+
+    def leave_oldest(self) -> Iterable[StagedObject]:
+        """Take the oldest row out of memory; yield its objects."""
+
+    def leave(self, records: Ranges) -> Iterable[StagedObject]:
+        """Take the rows that hold any of these records out of memory; yield their objects."""
+
+    def partial(self) -> Iterable[StagedObject]:
+        """Yield the objects of rows that are filled in part and have grown since they were last made."""
+
+    def committed(self, committed: Ranges) -> None:
+        """Note which records are committed now."""
+
+    def reset(self, committed: Ranges) -> None:
+        """Forget what is not committed."""
 
 
 Blocks = dict[str, list[NDArray[Any]]]
@@ -87,11 +130,19 @@ class RankWriter:
     options
         The options.
     pool
-        Where objects are staged in the background; by default one of its own.
+        Whose threads work in the background; by default those of one of its own.
+    n_cores
+        Cores that this rank has; by default all that this process may use.
     """
 
     def __init__(
-        self, store: Store, manifest: Manifest, share: Share, options: Options, pool: Pool | None = None
+        self,
+        store: Store,
+        manifest: Manifest,
+        share: Share,
+        options: Options,
+        pool: Pool | None = None,
+        n_cores: int | None = None,
     ) -> None:
         self._store = store
         self._share = share
@@ -100,9 +151,11 @@ class RankWriter:
         self.schema = manifest.schema
         self.region = share.region
         self.indices = share.indices
-        self.stats = WriterStats(threads=options.writer_threads)
+        if n_cores is None:
+            (n_cores,) = cores_per_rank([("", cores_of_this_process())])
+        self._workers = workers_of(options.threads, n_cores)
+        self.stats = WriterStats(threads=self._workers.n_threads, n_cores=n_cores)
         np.empty(_KEPT_NBYTES, np.uint8)  # freed at once, never touched
-        self._rows: dict[str, ShardRows] = {}
         self._series: dict[str, SeriesRows] = {}
         self._statics: dict[str, list[StagedObject]] = {}
         # Blobs that are not committed, and the keys of static ones that this epoch has committed.
@@ -115,38 +168,54 @@ class RankWriter:
         self._pack_in_place: str | None = None
         self._streaming = {a.name: a for a in self.schema.arrays.values() if a.has_time}
         # The boxes of the blocks that this rank passes, without time.
-        self._held: dict[str, list[Box]] = {}
-        for array in self.schema.arrays.values():
-            if array.role is Role.SERIES:
-                self._held[array.name] = [()]
-                if self.writer == 0:
-                    self._series[array.name] = SeriesRows(array, self.schema.key_separator, store)
-            elif array.is_sharded:
-                self._held[array.name] = share.held_boxes(array.grid)
-                if array.role is Role.VARIABLE:
-                    self._rows[array.name] = self._shard_rows(array)
-            else:
-                self._held[array.name] = [tuple((0, n) for n in array.shape)]
+        self._held = {a.name: self._held_boxes(a) for a in self.schema.arrays.values()}
         # Invariant: at most one object a key. A row that has grown replaces the object it was before.
         self._objects: dict[str, StagedObject] = {}
         self._broken: BaseException | None = None
         self._fixed_times: NDArray[Any] | None = None
-        self._max_open_nbytes = options.max_pending_nbytes or 2 * self._record_nbytes()
         self._manifest = manifest
         # Record -> time of what was written and is not committed.
         self._pending: dict[int, float] = {}
-        self._reset_rows()
-        # Last: its thread must not outlive a row that can't be read back.
-        self._stager = Stager(
+        self._stager, self._rows = self._open_rows(store, options, pool)
+        self.stats.background = tuple(name for name, rows in self._rows.items() if rows.is_background and rows.writes)
+        self._borrowed = {name: self._rows[name].borrowed for name in self.stats.background}
+        try:
+            self._reset_rows()
+        except BaseException:
+            # Its threads must not outlive a row that can't be read back.
+            self._stager.close()
+            raise
+
+    def _open_rows(self, store: Store, options: Options, pool: Pool | None) -> tuple[Stager, dict[str, Rows]]:
+        variables = [a for a in self.schema.arrays.values() if a.role is Role.VARIABLE and a.is_sharded]
+        self._max_open_nbytes = options.max_pending_nbytes or 2 * sum(map(self._write_nbytes, variables))
+        stager = Stager(
             store,
-            stage_folder(manifest.epoch, self.writer),
-            manifest.epoch,
-            threads=options.writer_threads,
+            stage_folder(self._manifest.epoch, self.writer),
+            self._manifest.epoch,
+            threads=self._workers.n_threads,
             max_pending_nbytes=self._max_open_nbytes,
             pool=pool,
+            stats=self.stats,
         )
+        rows = {array.name: self._shard_rows(array, stager) for array in variables}
+        # What is encoded in the background comes first: it is on its way while the caller encodes the rest.
+        return stager, dict(sorted(rows.items(), key=lambda item: not item[1].is_background))
 
-    def _shard_rows(self, array: ArraySpec) -> ShardRows:
+    def _held_boxes(self, array: ArraySpec) -> list[Box]:
+        if array.role is Role.SERIES:
+            if self.writer == 0:
+                self._series[array.name] = SeriesRows(array, self.schema.key_separator, self._store)
+            return [()]
+        if array.is_sharded:
+            return self._share.held_boxes(array.grid)
+        return [tuple((0, n) for n in array.shape)]
+
+    def _write_nbytes(self, array: ArraySpec) -> int:
+        """What is written of an array at a time, before compression: a record."""
+        return array.dtype.itemsize * self._share.n_cells(array.name)
+
+    def _shard_rows(self, array: ArraySpec, stager: Stager) -> Rows:
         boxes = self._share.boxes[array.name]
         return ShardRows(
             array,
@@ -156,10 +225,19 @@ class RankWriter:
             store=self._store,
             n_total=self.schema.n_total,
             is_durable=self._is_durable,
+            stager=stager,
+            is_background=self._is_background(array),
         )
 
-    def _record_nbytes(self) -> int:
-        return sum(r.array.dtype.itemsize * self._share.n_cells(name) for name, r in self._rows.items())
+    def _is_background(self, array: ArraySpec) -> bool:
+        chunk_nbytes = math.prod(array.resolved_chunk_shape) * array.dtype.itemsize
+        # A static is written once, and strings are encoded in Python from cells that lie elsewhere.
+        return (
+            self._workers.are_encoding
+            and array.role is Role.VARIABLE
+            and not is_string(array.dtype)
+            and chunk_nbytes >= _MIN_BACKGROUND_NBYTES
+        )
 
     # State
 
@@ -194,6 +272,10 @@ class RankWriter:
     def has_pending(self, records: Ranges) -> bool:
         """Whether a commit of these records would commit anything."""
         return bool(records or self._statics or self._due_blobs(records)) or self._broken is not None
+
+    def has_blobs(self) -> bool:
+        """Whether there are blobs that wait for no record."""
+        return bool(self._due_blobs(()))
 
     def records_to_commit(self, *, partial_rows: bool) -> Ranges:
         """Return the record set of a commit now.
@@ -297,19 +379,25 @@ class RankWriter:
 
     def write_record(self, t: Any, arrays: Mapping[str, Any]) -> None:
         """Put the next record; see `mpistream.parallel.StreamWriter.write_record`."""
-        self.take(self.checked_record(t, arrays))
+        checked = self.checked_record(t, arrays)
+        with self.lent() as lent:
+            self.take(checked, lent)
 
     def write_record_at(self, index: Any, t: Any, arrays: Mapping[str, Any]) -> None:
         """Put one record of a fixed time dim; see `mpistream.parallel.StreamWriter.write_record_at`."""
-        self.take(self.checked_record_at(index, t, arrays))
+        checked = self.checked_record_at(index, t, arrays)
+        with self.lent() as lent:
+            self.take(checked, lent)
 
     def _encoded(self, t: Any) -> Any:
         return encode_time(t, self.schema.time.units, self.schema.time.calendar)
 
     def _check_mode(self, call: str, *, is_indexed: bool) -> None:
         """Refuse a call that belongs to the other kind of time dim."""
-        if (self.schema.n_total is not None) is not is_indexed:
+        is_location_series = self.schema.is_location_series
+        if is_location_series or (self.schema.n_total is not None) is not is_indexed:
             other = "write_record_at(index, t, arrays)" if not is_indexed else "write_record(t, arrays)"
+            other = "write_location(location, series)" if is_location_series else other
             raise SchemaError(f"{call} does not fit the schema's time; use {other}", kind="mode")
 
     def _time_of(self, record: int) -> float:
@@ -328,32 +416,61 @@ class RankWriter:
                 kind="broken",
             )
 
-    def take(self, checked: CheckedRecord) -> None:
+    def lent(self) -> Lent:
+        """Return the memory for the next record."""
+        return Lent(self._stager, self._borrowed, {name: self._streaming[name].dtype for name in self._borrowed})
+
+    def is_rearranged(self, name: str) -> bool:
+        """Return whether what is written of an array comes from elsewhere than this rank's own blocks."""
+        return self._share.is_rearranged(name)
+
+    def take(self, checked: CheckedRecord, lent: Lent) -> None:
         """Put a record that was checked; of a rearranged array the blocks are those of the boxes written here."""
         began = time.perf_counter()
-        record, blocks = checked.record, checked.blocks
-        try:
-            # Narrowing a float can overflow to infinity: that is what the caller's dtype asked for.
-            with np.errstate(over="ignore", invalid="ignore"):
+        record = checked.record
+        # Narrowing a float can overflow to infinity: that is what the caller's dtype asked for.
+        with np.errstate(over="ignore", invalid="ignore"):
+            blocks = self._copied(checked.blocks, lent)
+            try:
                 for name, series in self._series.items():
                     series.put(record, rounded(series.array, blocks[name][0])[()])
                 for name, rows in self._rows.items():
                     if rows.writes:
-                        self._submit(rows.put(record, blocks[name]))
+                        self._submit(rows.put(record, blocks[name], lent.loans.get(name)))
                 self._bound_open_rows()
-        except BaseException as error:
-            # Some variables have the record, others not: the next arrive tells all ranks, rollback mends it.
-            self._broken = error
-            raise
-        self._pending[record] = checked.t
+                # In here: what is in the rows and not pending would be put into them again.
+                self._pending[record] = checked.t
+            except BaseException as error:
+                # Some variables have the record, others not: the next arrive tells all ranks, rollback mends it.
+                self._broken = error
+                raise
         self.stats.n_records += 1
         self.stats.nbytes_in += sum(
             rows.array.dtype.itemsize * sum(b.size for b in blocks.get(name, ())) for name, rows in self._rows.items()
         )
         self.stats.seconds["write"] += time.perf_counter() - began
 
+    def _copied(self, blocks: Blocks, lent: Lent) -> Blocks:
+        """Copy what is encoded in the background, unless it lies there already; what fails here has taken nothing."""
+        found = dict(blocks)
+        for name in self._borrowed:
+            arrays = list(found[name])
+            for k, view in lent.arrays(name).items():
+                if arrays[k] is not view:
+                    view[...] = arrays[k]
+                    self.stats.nbytes_copied += view.nbytes
+                    arrays[k] = view
+            found[name] = arrays
+        return found
+
     def _bound_open_rows(self) -> None:
         """In indexed mode any number of rows can be open: the oldest leave memory for the stage folder."""
+        if all(rows.n_open <= 1 for rows in self._rows.values()):
+            return
+        # Encoded they hardly ever need more than twice their raw size; to know it, what is on its way must be done.
+        if 2 * sum(rows.raw_nbytes for rows in self._rows.values()) <= self._max_open_nbytes:
+            return
+        self._stager.wait()
         while sum(rows.nbytes for rows in self._rows.values()) > self._max_open_nbytes:
             several = [rows for rows in self._rows.values() if rows.n_open > 1]
             if not several:
@@ -378,15 +495,23 @@ class RankWriter:
     def take_static(self, name: str, blocks: list[NDArray[Any]]) -> None:
         """Put a static that was checked; if it is rearranged the blocks are those of the boxes written here."""
         array = self.schema.arrays[name]
-        with np.errstate(over="ignore", invalid="ignore"):
-            if array.is_whole:
-                values = rounded(array, blocks[0])
-                objects = encode_whole(array, self.schema.key_separator, values) if self.writer == 0 else []
-            else:
-                rows = self._shard_rows(array)
-                objects = rows.put(0, blocks) if rows.writes else []
+        objects: list[StagedObject] = []
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                for item in self._static_objects(array, blocks):
+                    objects.append(item)
+                    self._submit([item], keep=False)
+        except BaseException:
+            self._stager.discard(objects)
+            raise
         self._statics[name] = objects
-        self._submit(objects, keep=False)
+
+    def _static_objects(self, array: ArraySpec, blocks: list[NDArray[Any]]) -> Iterable[StagedObject]:
+        if array.is_whole:
+            values = rounded(array, blocks[0])
+            return encode_whole(array, self.schema.key_separator, values) if self.writer == 0 else []
+        rows = self._shard_rows(array, self._stager)
+        return rows.put(0, blocks) if rows.writes else []
 
     def write_blob(self, key: str, payload: Any, scope: Any) -> None:
         """Put a payload; see `mpistream.parallel.StreamWriter.write_blob`."""
@@ -459,15 +584,17 @@ class RankWriter:
             self._stager.remove(self._pack_in_place, sync=True)
             self._pack_in_place = None
 
-    def _submit(self, objects: list[StagedObject], *, keep: bool = True) -> None:
+    def _submit(self, objects: Iterable[StagedObject], *, keep: bool = True) -> None:
         for item in objects:
             if keep:
-                if (old := self._objects.get(item.key)) is not None:
-                    self._stager.discard([old])
-                self._objects[item.key] = item
+                self._keep(item)
             self.stats.n_objects += 1
-            self.stats.nbytes_encoded += item.nbytes
             self._stager.submit(item)
+
+    def _keep(self, item: StagedObject) -> None:
+        if (old := self._objects.get(item.key)) is not None:
+            self._stager.discard([old])
+        self._objects[item.key] = item
 
     # Committing
 
@@ -479,47 +606,92 @@ class RankWriter:
         MPIStreamError
             For what could not be staged; a later call tries again.
         """
+        self._check_not_broken()
+        records = self.records_to_commit(partial_rows=partial_rows)
+        if partial_rows:
+            for rows in self._rows.values():
+                if rows.writes:
+                    self._submit(rows.partial())
+        self._submit(self._small_objects(records))
+        self._stager.retry(self._all_objects())
+        return records
+
+    def ready(self) -> tuple[Ranges, list[str]]:
+        """Return the records and the statics that are durable under the stage folder by now; nothing is waited for.
+
+        Of records only full rows count, and without fixed times only those that follow what is committed. `stage_small`
+        makes the rest of a commit of any of them durable.
+
+        Raises
+        ------
+        MPIStreamError
+            For what could not be staged; it is tried again in the background.
+        """
+        self._check_not_broken()
+        self._stager.kick(self._all_objects())
+        late = {r for o in self._objects.values() if o.records is not None and not o.is_staged for r in o.records}
+        found = difference(self.records_to_commit(partial_rows=False), ranges_of(late))
+        if self.schema.n_total is None:
+            found = tuple((a, b) for a, b in found if a == self.n_committed)
+        return found, [name for name, objects in self._statics.items() if all(o.is_staged for o in objects)]
+
+    def stage_small(self, records: Ranges) -> None:
+        """Make durable what only a commit makes: chunks of series, and the blobs of these records.
+
+        Raises
+        ------
+        MPIStreamError
+            For what could not be staged.
+        """
+        items = self._small_objects(records)
+        for item in items:
+            self._keep(item)
+            self.stats.n_objects += 1
+        self._stager.stage(items)
+
+    def _small_objects(self, records: Ranges) -> list[StagedObject]:
+        return [*(o for series in self._series.values() for o in series.objects(records)), *self._pack(records)]
+
+    def _check_not_broken(self) -> None:
         if self._broken is not None:
             raise ProtocolError(
                 f"a record was taken in part ({type(self._broken).__name__}: {self._broken}); call rollback()",
                 kind="broken",
             )
-        records = self.records_to_commit(partial_rows=partial_rows)
-        if partial_rows:
-            self._submit([o for rows in self._rows.values() if rows.writes for o in rows.partial()])
-        self._submit([o for series in self._series.values() for o in series.objects(records)])
-        self._submit(self._pack(records))
-        self._stager.retry(self._all_objects())
-        return records
 
     def _all_objects(self) -> list[StagedObject]:
         return [*self._objects.values(), *(o for objects in self._statics.values() for o in objects)]
 
-    def place(self, records: Ranges) -> None:
-        """Rename what holds these records, and the statics, to their keys."""
-        of_commit = self._of_commit(records)
+    def place(self, records: Ranges, statics: Collection[str] | None = None) -> None:
+        """Rename what holds these records, and these statics, by default all, to their keys."""
+        of_commit = self._of_commit(records, self._these(statics))
         if any(o.name == "" for o in of_commit):
             self._pack_in_place = self._pack_key()
         self._stager.place(of_commit, sync=self._is_durable)
         self._placed_blobs = self._packed_blobs
 
-    def _of_commit(self, records: Ranges) -> list[StagedObject]:
+    def _these(self, statics: Collection[str] | None) -> Collection[str]:
+        return self._statics if statics is None else [name for name in self._statics if name in statics]
+
+    def _of_commit(self, records: Ranges, statics: Collection[str]) -> list[StagedObject]:
         return [
             *(o for o in self._objects.values() if o.records is None or any(covers(records, r) for r in o.records)),
-            *(o for objects in self._statics.values() for o in objects),
+            *(o for name in statics for o in self._statics[name]),
         ]
 
-    def token(self, records: Ranges, failure: MPIStreamError | None = None) -> CommitToken:
-        """Return the token of a commit of these records, counted from the objects themselves."""
+    def token(
+        self, records: Ranges, failure: MPIStreamError | None = None, statics: Collection[str] | None = None
+    ) -> CommitToken:
+        """Return the token of a commit of these records and statics, counted from the objects themselves."""
         n_cells = {name: 0 for name, a in self.schema.arrays.items() if a.has_time}
-        statics = dict.fromkeys(self._statics, 0)
+        of_commit = self._of_commit(records, self._these(statics))
+        n_statics = dict.fromkeys(self._these(statics), 0)
         n_blobs = 0
-        of_commit = self._of_commit(records)
         for o in of_commit:
             if o.name == "":
                 n_blobs += o.n_cells
             elif o.records is None:
-                statics[o.name] += o.n_cells
+                n_statics[o.name] += o.n_cells
             else:
                 n_cells[o.name] += o.n_cells * sum(covers(records, r) for r in o.records)
         times = self.times(records)
@@ -534,7 +706,7 @@ class RankWriter:
             last_t=times[-1] if times else self._manifest.last_t,
             times_sha256=times_sha256(times),
             n_cells=n_cells,
-            statics=statics,
+            statics=n_statics,
             n_blobs=n_blobs,
             n_packs=sum(o.name == "" for o in of_commit),
             region=self.region,
@@ -575,7 +747,8 @@ class RankWriter:
 
     def checked_for_invalidate(self, indices: Iterable[int]) -> Ranges:
         """Return the records to invalidate; all of them must be committed."""
-        self._check_mode("invalidate", is_indexed=True)
+        if not self.schema.is_location_series:
+            self._check_mode("invalidate", is_indexed=True)
         try:
             records = ranges_of(operator.index(i) for i in indices)
         except TypeError as error:
@@ -587,6 +760,8 @@ class RankWriter:
 
     def without(self, records: Ranges) -> Manifest:
         """Return the committed state without some records of it."""
+        if self.schema.is_location_series:
+            return without_records(self._manifest, records, (), None)
         kept = difference(self._manifest.committed, records)
         times = [self._time_of(r) for r in members(records)]
         last_t = self._time_of(kept[-1][1] - 1) if kept else None
@@ -612,11 +787,12 @@ class RankWriter:
         FormatError, StoreError
             When that can't be read; the writer is then not usable.
         """
-        self._stager.discard(self._all_objects())
+        # Until every row is read back nothing may be written or committed: a row that can't be read must not be started
+        # anew, and of what is dropped from now on objects and records still tell. Ctrl-C can end it anywhere.
+        self._broken = self._broken or ProtocolError("a rollback that failed", kind="broken")
+        self._stager.drop(self._all_objects())
         self._objects, self._statics, self._pending, self._blobs = {}, {}, {}, {}
         self._placed_blobs = set()
-        # Until every row is read back nothing may be written: a row that can't be read must not be started anew.
-        self._broken = self._broken or ProtocolError("a rollback that failed", kind="broken")
         self._reset_rows()
         self._broken = None
 
@@ -627,5 +803,5 @@ class RankWriter:
             series.reset(self._manifest.committed)
 
     def close(self) -> None:
-        """End the thread; nothing more is written."""
+        """End the threads; nothing more is written."""
         self._stager.close()

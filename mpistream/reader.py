@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from mpistream.blobs import BlobEntry, read_pack_index, read_payload
 from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
 from mpistream.foreign import ForeignStore
-from mpistream.grid import held_boxes
+from mpistream.grid import held_boxes, with_extra
 from mpistream.indices import Axis, Indices, axes_of, axis_lengths, numbers_of, parts_of
 from mpistream.manifest import (
     BLOBS_FOLDER,
@@ -37,11 +37,11 @@ from mpistream.manifest import (
     raised_inside,
 )
 from mpistream.node import Node, box_of_region, stream_nodes
-from mpistream.ranges import Ranges, covers, difference, inside, members, ranges_of
+from mpistream.ranges import Ranges, covers, difference, members, ranges_of
 from mpistream.region import Region, box_of_mapping
 from mpistream.schema import StreamSchema
 from mpistream.store import ReadableStore, open_readable
-from mpistream.tiling import Box
+from mpistream.tiling import Box, Interval
 
 __all__ = ["StoreReader", "open_reader", "read_blob", "read_output_manifest", "read_record", "read_static"]
 
@@ -115,7 +115,7 @@ class StoreReader:
 
     @property
     def n_records(self) -> int:
-        """Length of the time dim: in append mode the committed records, in indexed mode all."""
+        """Length of the dim of records: where time grows the committed ones, else all."""
         return self.manifest.n_records
 
     @property
@@ -125,13 +125,13 @@ class StoreReader:
 
     @property
     def times(self) -> NDArray[np.float64]:
-        """Times of the records, in the schema's units."""
+        """Times of the records, in the schema's units; in a location series those of every series."""
         array = self.schema.time_array
         if self._times is None:
             if array.has_time:
                 self._times = self._series(array, 0, self.n_records)
             else:
-                self._times = self._read(array, None, ((0, self.n_records),))
+                self._times = self._read(array, None, ((0, array.shape[0]),))
             self._times.flags.writeable = False
         return self._times
 
@@ -222,7 +222,16 @@ class StoreReader:
             raise SchemaError(f"{path!r} is a group; hierarchy() lists its arrays", kind="unknown")
         array = self.schema.arrays.get(path)
         if isinstance(region, Region) and array is not None:
-            box = (*((0, self.n_records),)[: array.has_time], *self._box(array, region))
+            # In a location series a region is one of records.
+            records = region.project((self.schema.record_dim,)).box[0] if self.schema.is_location_series else None
+            box = (*[records or (0, self.n_records)][: array.has_time], *self._box(array, region))
+        elif isinstance(region, Mapping) and array is not None and not isinstance(region, Indices):
+            dim = self.schema.record_dim
+            lead: Box = ()
+            if array.has_time:
+                lead = box_of_mapping({d: at for d, at in region.items() if d == dim}, {dim: self.n_records})
+                region = {d: at for d, at in region.items() if d != dim}
+            box = (*lead, *self._box(array, region))
         else:
             box = box_of_region(node, region)
         if array is None:
@@ -230,12 +239,11 @@ class StoreReader:
         if not array.has_time:
             return self.read_static(path, dict(zip(array.dims, box, strict=True)))
         (start, stop), *others = box
-        if array.role is Role.SERIES and inside(self.committed, start, stop) == ((start, stop),):
+        for i in difference(((start, stop),), self.committed)[:1]:
+            raise self._not_committed(path, i[0])
+        if array.role is Role.SERIES:
             return self._series(array, start, stop)
-        out = np.empty([b - a for a, b in box], array.dtype)
-        for i in range(start, stop):
-            out[i - start] = self.read_record(path, i, dict(zip(array.space_dims, others, strict=True)))
-        return out
+        return self._read(array, (start, stop), tuple(others))
 
     def _own(self, path: str, box: Box) -> NDArray[Any]:
         """Return a region of an array that no caller describes."""
@@ -246,7 +254,8 @@ class StoreReader:
         return np.array(values[slice(*box[0])])
 
     def _mask(self) -> NDArray[np.bool_]:
-        mask = np.zeros(self.n_records, bool)
+        mask = _room("committed", [self.n_records], np.dtype(bool))
+        mask[:] = False
         for start, stop in self.committed:
             mask[start:stop] = True
         return mask
@@ -293,11 +302,48 @@ class StoreReader:
             )
         i %= self.n_records
         if not covers(self.committed, i):
-            raise SchemaError(f"record {i} of {name!r} is not committed; refresh() looks again", kind="not_committed")
+            raise self._not_committed(name, i)
         if array.role is Role.SERIES:
             self._axes(array, region)
             return np.asarray(self._series(array, i, i + 1)[0])
-        return self._read(array, i, self._axes(array, region))
+        return np.asarray(self._read(array, (i, i + 1), self._axes(array, region))[0])
+
+    @staticmethod
+    def _not_committed(name: str, record: int) -> SchemaError:
+        return SchemaError(f"record {record} of {name!r} is not committed; refresh() looks again", kind="not_committed")
+
+    def read_location(
+        self, name: str, location: SupportsIndex | str, times: tuple[int, int] | None = None
+    ) -> NDArray[Any]:
+        """Return the series of one location of a location series.
+
+        Not collective.
+
+        Parameters
+        ----------
+        name
+            The variable.
+        location
+            Its number or its id.
+        times
+            (start, stop) of the times to read, by default all.
+
+        Raises
+        ------
+        SchemaError
+            Unknown variable or location, one that is not committed, or a stream that is no location series.
+        FormatError, StoreError
+            As `read_record`.
+        """
+        schema = self.schema
+        if not schema.is_location_series:
+            raise SchemaError(f"{self._store.url} is no location series; use read_record", kind="mode")
+        if isinstance(location, str):
+            numbers = np.flatnonzero(self.read_static(schema.record_dim) == location)
+            if not numbers.size:
+                raise SchemaError(f"location {location!r} is none of the {self.n_records} ids", kind="unknown")
+            location = int(numbers[0])
+        return self.read_record(name, operator.index(location), None if times is None else {schema.time_dim: times})
 
     def read_static(self, name: str, region: Mapping[str, Any] | None = None) -> NDArray[Any]:
         """Return a static or a coordinate.
@@ -422,11 +468,24 @@ class StoreReader:
         if not isinstance(region, Mapping):
             raise SchemaError(f"a region is a mapping dim -> (start, stop), not {type(region).__name__}", kind="region")
         self._check_dims(array, region)
-        return box_of_mapping(region, dict(zip(array.space_dims, array.shape, strict=True)))
+        lengths: dict[str, int] = {d: n for d, n in self.schema.dims.items() if n is not None}
+        lengths |= zip(array.space_dims, array.shape, strict=True)
+        named = {dim: lengths[dim] for dim in region}
+        given = dict(zip(named, box_of_mapping(region, named), strict=True))
+        return tuple(self._interval(dim, given, lengths) for dim in array.space_dims)
+
+    def _interval(self, dim: str, given: Mapping[str, Interval], lengths: Mapping[str, int]) -> Interval:
+        """Return what a region says of a dim: a staggered one follows the other one, as it does where it is written."""
+        whole = (0, lengths[dim])
+        staggered = self.schema.staggered.get(dim)
+        if dim in given or staggered is None or staggered.dim not in given:
+            return given.get(dim, whole)
+        return with_extra(given[staggered.dim], staggered.n_extra, lengths[dim])
 
     def _check_dims(self, array: ArraySpec, region: Mapping[str, Any]) -> None:
         # A rank's region names all partitioned dims, also those that this array lacks.
-        if unknown := [dim for dim in region if dim not in self.schema.dims or dim == self.schema.time_dim]:
+        known = set(self.schema.dims) - {self.schema.record_dim} | set(array.space_dims)
+        if unknown := [dim for dim in region if dim not in known]:
             raise SchemaError(
                 f"region: {unknown[0]!r} is no dim of a record of {array.name!r}; it has {array.space_dims}",
                 kind="region",
@@ -446,36 +505,41 @@ class StoreReader:
         axes = zip(array.space_dims, axes_of(array.grid, region), strict=True)
         return [region.get(dim, axis) for dim, axis in axes]
 
-    def _read(self, array: ArraySpec, record: int | None, axes: Sequence[Axis]) -> NDArray[Any]:
-        out = np.empty(axis_lengths(axes), array.dtype)
+    def _read(self, array: ArraySpec, records: tuple[int, int] | None, axes: Sequence[Axis]) -> NDArray[Any]:
+        """Return a part of an array without time, or of records, which are then the first dim."""
+        start, stop = records or (0, 0)
+        out = _room(array.name, [*((stop - start,) if records else ()), *axis_lengths(axes)], array.dtype)
         if out.size == 0:
             return out
         error = None
         box = tuple(axis for axis in axes if isinstance(axis, tuple))
+        by_record = out if records else out[np.newaxis]
         try:
             if len(box) == len(axes):
-                self._decode(array, record, box, out)
+                self._decode(array, start, box, by_record)
             else:
-                self._decode_cells(array, record, axes, out)
+                self._decode_cells(array, start, axes, by_record)
         except FormatError as found:
             error = found
-        self._confirm(record or 0, 0 if record is None else record + 1, error)
+        self._confirm(start, stop, error)
         return out
 
-    def _decode(self, array: ArraySpec, record: int | None, box: Box, out: NDArray[Any]) -> None:
+    def _decode(self, array: ArraySpec, start: int, box: Box, out: NDArray[Any]) -> None:
         if array.is_whole:
-            self._arrays.read_chunks(array, box, out)
+            self._arrays.read_chunks(array, box, out[0, ...])  # ... keeps an array without dims an array
         else:
-            self._arrays.read_shards(array, record, box, out)
+            self._arrays.read_shards(array, start, box, out)
 
-    def _decode_cells(self, array: ArraySpec, record: int | None, axes: Sequence[Axis], out: NDArray[Any]) -> None:
+    def _decode_cells(self, array: ArraySpec, start: int, axes: Sequence[Axis], out: NDArray[Any]) -> None:
         """Decode shard by shard what has cells of an index list, so that no more than a shard is held beside them."""
         parts = [list(parts_of(axis, n)) for axis, n in zip(axes, array.grid.shard_shape, strict=True)]
+        records = np.arange(len(out))
         for part in itertools.product(*parts):
             box = tuple(interval for interval, _, _ in part)
-            block = np.empty([b - a for a, b in box], array.dtype)
-            self._decode(array, record, box, block)
-            out[np.ix_(*(numbers_of(at) for _, _, at in part))] = block[np.ix_(*(numbers_of(at) for _, at, _ in part))]
+            block = np.empty([len(out), *(b - a for a, b in box)], array.dtype)
+            self._decode(array, start, box, block)
+            into = np.ix_(records, *(numbers_of(at) for _, _, at in part))
+            out[into] = block[np.ix_(records, *(numbers_of(at) for _, at, _ in part))]
 
     def _confirm(self, start: int, stop: int, error: FormatError | None = None) -> None:
         """After a read of records, make sure that they are still those of this state.
@@ -501,7 +565,7 @@ class StoreReader:
             raise error
 
     def _series(self, array: ArraySpec, start: int, stop: int) -> NDArray[Any]:
-        out, error = np.empty(stop - start, array.dtype), None
+        out, error = _room(array.name, [stop - start], array.dtype), None
         try:
             self._arrays.read_series(array, start, out)
         except FormatError as found:
@@ -601,6 +665,18 @@ class StoreReader:
         else:
             # The other ranks must not wait for this one in their next call.
             self._channel.post_leave(exc)
+
+
+def _room(name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array for what is read; how large it is may be what a store claims."""
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError) as error:
+        raise SchemaError(
+            f"{name!r}: {' x '.join(map(str, shape))} values of {dtype.name} are too many for memory; read a smaller "
+            "region",
+            kind="region",
+        ) from error
 
 
 def _held_box(array: ArraySpec, region: Region) -> Box:

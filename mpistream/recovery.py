@@ -24,7 +24,7 @@ from mpistream.manifest import (
 from mpistream.ranges import inside
 from mpistream.schema import StreamSchema
 from mpistream.staging import Stager
-from mpistream.store import Store
+from mpistream.store import MAX_READ_NBYTES, ReadableStore, Store, read_whole
 
 __all__ = [
     "SetAside",
@@ -32,6 +32,7 @@ __all__ = [
     "keeps_any",
     "remove_uncommitted",
     "remove_uncommitted_blobs",
+    "rows_in_place",
     "set_aside_dropped",
     "tidy",
 ]
@@ -56,7 +57,7 @@ class SetAside:
         The committed state.
     """
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, store: ReadableStore, manifest: Manifest) -> None:
         self._store = store
         self._folders = [
             f"{DROPPED_FOLDER}/{name}" for name in store.list(DROPPED_FOLDER) if not _is_left_over(manifest, name)
@@ -74,8 +75,11 @@ class SetAside:
         return name in self._listed[above]
 
 
-def _rows_in_place(store: Store, array: ArraySpec, separator: str) -> list[tuple[int, str]]:
-    """Return (row, path below the array) of everything that lies in place, from one listing."""
+def rows_in_place(store: ReadableStore, array: ArraySpec, separator: str) -> list[tuple[int, str]]:
+    """Return (row, path below the array) of everything that lies in place, from one listing.
+
+    Not collective.
+    """
     if separator == "/":
         return [(int(n), f"c/{n}") for n in store.list(f"{array.name}/c") if parse_epoch(n) is not None]
     found = []
@@ -123,20 +127,20 @@ def set_aside_dropped(store: Store, stager: Stager, manifest: Manifest) -> None:
         made = stager.name()
         store.make_folder(made, parents=False)
         store.move(made, folder)
-        for key, is_copied in todo:
+        for key, most, is_copied in todo:
             for above in _folders_above(key):
                 if above not in made_folders:
                     store.make_folder(f"{folder}/{above}", parents=False)
                     made_folders.add(above)
             if is_copied:
                 name = stager.name()
-                store.stage(name, [store.read(key) or b""], sync=True)
+                store.stage(name, [read_whole(store, key, most) or b""], sync=True)
                 store.move(name, f"{folder}/{key}", parents=False, sync=False)
             else:
                 store.move(key, f"{folder}/{key}", parents=False, sync=False)
         # Once for all: a rename that a loss of power takes back is done again by the next resume.
-        store.sync_folders([f"{folder}/{key}" for key, _ in todo])
-        store.sync_folders([key.rpartition("/")[0] for key, is_copied in todo if not is_copied])
+        store.sync_folders([f"{folder}/{key}" for key, _, _ in todo])
+        store.sync_folders([key.rpartition("/")[0] for key, _, is_copied in todo if not is_copied])
         store.move(folder, dropped_folder(manifest.epoch))
     except StoreError as error:
         raise stager.fenced(error) from error
@@ -153,13 +157,14 @@ def _folders_above(key: str) -> list[str]:
     return ["/".join(parts[:n]) for n in range(1, len(parts))]
 
 
-def _to_set_aside(store: Store, manifest: Manifest) -> Iterator[tuple[str, bool]]:
-    """Yield (key, whether it is copied) of dropped rows that lie in place and were not set aside before."""
+def _to_set_aside(store: Store, manifest: Manifest) -> Iterator[tuple[str, int, bool]]:
+    """Yield what was not set aside before of dropped rows: key, bytes that it can have, whether it is copied."""
     if not manifest.dropped:
         return
     aside = SetAside(store, manifest)
     for array in growing(manifest.schema):
-        in_place = _rows_in_place(store, array, manifest.schema.key_separator)
+        in_place = rows_in_place(store, array, manifest.schema.key_separator)
+        most = array.shard_spec().max_nbytes if array.is_sharded else MAX_READ_NBYTES
         for dropped in manifest.dropped:
             first, after = dropped.start // array.row_length, -(-dropped.stop // array.row_length)
             for row, path in in_place:
@@ -171,7 +176,7 @@ def _to_set_aside(store: Store, manifest: Manifest) -> Iterator[tuple[str, bool]
                 for item in [path] if is_whole else _objects_of_row(store, array, path):
                     key = f"{array.name}/{item}"
                     if aside.find(key) is None:
-                        yield key, is_copied
+                        yield key, most, is_copied
 
 
 def keeps_any(manifest: Manifest, array: ArraySpec, row: int) -> bool:
@@ -185,7 +190,7 @@ def keeps_any(manifest: Manifest, array: ArraySpec, row: int) -> bool:
 def remove_uncommitted(store: Store, stager: Stager, manifest: Manifest) -> None:
     """Remove what was placed and is not committed: rows without a committed record, and statics."""
     for array in growing(manifest.schema):
-        for row, path in _rows_in_place(store, array, manifest.schema.key_separator):
+        for row, path in rows_in_place(store, array, manifest.schema.key_separator):
             if not keeps_any(manifest, array, row):
                 stager.remove(f"{array.name}/{path}")
     for array in manifest.schema.arrays.values():
@@ -209,10 +214,14 @@ def remove_uncommitted_blobs(store: Store, stager: Stager, manifest: Manifest) -
     manifest
         The committed state before the recovery: the new one takes the commit_seq of such a pack.
     """
-    for name in store.list(BLOBS_FOLDER):
+    names = store.list(BLOBS_FOLDER)
+    for name in names:
         found = parse_blob(name)
         if found is None or not manifest.names_pack(*found[:2]):
             stager.remove(f"{BLOBS_FOLDER}/{name}")
+    if names or BLOBS_FOLDER.rpartition("/")[2] in store.list(FOLDER):
+        # Durably, whoever removed them: one that came back with the power would be named by the manifest after next.
+        store.sync_folders([f"{BLOBS_FOLDER}/-"])
 
 
 def tidy(store: Store, stager: Stager, manifest: Manifest) -> None:

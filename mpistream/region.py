@@ -45,8 +45,8 @@ class Region(Mapping[str, Interval]):
         self._dims = tuple(dims)
         kept = []
         for box in boxes:
-            plain = tuple((operator.index(start), operator.index(stop)) for start, stop in box)
-            if len(plain) != len(self._dims) or any(not 0 <= start <= stop for start, stop in plain):
+            plain = tuple([(operator.index(start), operator.index(stop)) for start, stop in box])
+            if len(plain) != len(self._dims) or any(a < 0 or a > b for a, b in plain):
                 raise SchemaError(
                     f"region over dims {self._dims}: box {plain} must have one 0 <= start <= stop per dim",
                     kind="region",
@@ -228,7 +228,9 @@ class Region(Mapping[str, Interval]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Region):
-            return self._dims == other._dims and sorted(self._boxes) == sorted(other._boxes)
+            if self._dims != other._dims:
+                return False
+            return self._boxes == other._boxes or sorted(self._boxes) == sorted(other._boxes)
         if isinstance(other, Mapping):
             return len(self._boxes) <= 1 and dict(self) == dict(other)
         return NotImplemented

@@ -1,4 +1,4 @@
-"""A store that is there, brought in order without a run: what ``mpistream repair`` does.
+"""A store that is there, brought in order or cut back without a run: ``mpistream repair`` and ``mpistream truncate``.
 
 It is an opening like any other: it claims an epoch under the lease, fences all older writers and recovers as a
 resume does, on one process. What it restores it then puts in place and commits as a writer would, so every
@@ -16,28 +16,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from mpistream.arrays import ArraySpec, Role
 from mpistream.commit import restore
 from mpistream.errors import FormatError, ResumeError, StoreError
+from mpistream.fence import fenced
 from mpistream.manifest import Dropped, Manifest, nonce_key, stage_folder
 from mpistream.opening import claim
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner
 from mpistream.ranges import Ranges, count, inside, members, union
 from mpistream.recovery import SetAside
-from mpistream.resuming import ResumeRequest, StoredTimes, no_stream, read_manifest
-from mpistream.staging import StagedObject, Stager, fenced
-from mpistream.store import Store, open_store
+from mpistream.resuming import Resumed, ResumeRequest, StoredTimes, no_stream, read_manifest
+from mpistream.staged import StagedObject
+from mpistream.staging import Stager
+from mpistream.store import MAX_READ_NBYTES, Store, open_store, read_whole
+from mpistream.times import TimeLike
 from mpistream.token import CommitReceipt
 from mpistream.zarr3.metadata import chunk_key
 from mpistream.zarr3.shard import parse_index
 from mpistream.zarr3.splice import with_records_of
 
-__all__ = ["repair"]
+__all__ = ["repair", "truncate"]
 
 
 def repair(
@@ -83,22 +86,99 @@ def repair(
     When it returns, the state is durable, documents are in step with it, and writers of earlier openings, parts
     without MPI too, are fenced: what they have not committed is lost.
     """
-    store, chosen = open_store(url), resolve_options(options)
-    if read_manifest(store) is None:
-        raise no_stream(store, "repair")
     request = ResumeRequest(None, at=None, expect_last_t=None)
-    # One writer; a look before the claim, so that a call in vain changes nothing.
-    request.check(store, [{"region": None, "node": ""}], chosen)
-    if restore_dropped:
-        _check_dropped(store, read_manifest(store))
-    claimed = claim(store, chosen, takeover=takeover)
-    owner: Owner | None = None
-    try:
-        owner, _ = request.begin(store, claimed, None, chosen)
+
+    def look(store: Store) -> bool:
+        if restore_dropped:
+            _check_dropped(store, read_manifest(store))
+        return True
+
+    with _opened(url, request, "repair", look, takeover=takeover, options=options) as opened:
+        assert opened is not None
+        store, owner, _ = opened
         if not restore_dropped:
             return CommitReceipt.of(owner.manifest)
         _check_dropped(store, owner.manifest)
         return _restore(store, owner)
+
+
+def truncate(
+    url: str | os.PathLike[str],
+    at: TimeLike,
+    *,
+    takeover: bool = False,
+    options: Options | None = None,
+) -> Resumed:
+    """Drop the committed records behind a time, as `write_resume` does with ``at``, without a run.
+
+    Not collective.
+
+    Parameters
+    ----------
+    url
+        Folder of the store.
+    at
+        Records with t > at are dropped; a number or a date as in `StreamWriter.write_record`.
+    takeover
+        Go on even if a writer of the store seems to be alive; that one is fenced.
+    options
+        As in `write_open`.
+
+    Returns
+    -------
+    How many records were dropped, and the time of the last one that is kept.
+
+    Raises
+    ------
+    SchemaError
+        A time that the store's units and calendar have no number for.
+    ResumeError
+        Kind ``no_store``: there is no store.
+    StoreError
+        Kind ``lease``: a writer is alive. Otherwise the storage failed; a later call tries again.
+    FormatError
+        The store is damaged.
+    FencedError
+        Another opening took the store over meanwhile.
+
+    Notes
+    -----
+    When it returns, the new state is durable. What was dropped is kept aside until the next commit, and `repair` with
+    ``restore_dropped`` brings it back. Where nothing lies behind the time, nothing is written.
+    """
+    request = ResumeRequest(None, at=at, expect_last_t=None)
+
+    def look(store: Store) -> bool:
+        return request.foreseen(store).n_dropped > 0
+
+    with _opened(url, request, "truncate", look, takeover=takeover, options=options) as opened:
+        return request.foreseen(open_store(url)) if opened is None else opened[2]
+
+
+@contextlib.contextmanager
+def _opened(
+    url: str | os.PathLike[str],
+    request: ResumeRequest,
+    what_for: str,
+    look: Callable[[Store], bool],
+    *,
+    takeover: bool,
+    options: Options | None,
+) -> Iterator[tuple[Store, Owner, Resumed] | None]:
+    """Open a store as the only writer, with what a resume does; None if, on a look before, nothing is to be done."""
+    store, chosen = open_store(url), resolve_options(options)
+    if read_manifest(store) is None:
+        raise no_stream(store, what_for)
+    # One writer; a look before the claim, so that a call in vain changes nothing.
+    request.check(store, [{"region": None, "node": ""}], chosen)
+    if not look(store):
+        yield None
+        return
+    claimed = claim(store, chosen, takeover=takeover)
+    owner: Owner | None = None
+    try:
+        owner, resumed = request.begin(store, claimed, None, chosen)
+        yield store, owner, resumed
     except StoreError as error:
         raise fenced(store, claimed.epoch, error) from error
     finally:
@@ -194,7 +274,8 @@ def _objects(manifest: Manifest, aside: SetAside, records: Ranges) -> Iterator[t
 
 def _pieces(store: Store, array: ArraySpec, row: int, key: str, source: str, records: Ranges) -> list[bytes] | None:
     """Return the bytes of an object with the restored records, None when it lies in place as it is aside."""
-    kept, current = store.read(source), store.read(key)
+    most = array.shard_spec().max_nbytes if array.is_sharded else MAX_READ_NBYTES
+    kept, current = read_whole(store, source, most), read_whole(store, key, most)
     if kept is None:
         raise FormatError(f"{source}: gone while it was restored", kind="missing")
     if kept == current:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mpistream.commit import recover
 from mpistream.epoch import EpochState
-from mpistream.errors import ResumeError, SchemaError
+from mpistream.errors import FormatError, ResumeError, SchemaError
 from mpistream.hierarchy import warn_if_hidden
 from mpistream.manifest import (
     FOLDER,
@@ -20,11 +20,12 @@ from mpistream.manifest import (
 )
 from mpistream.opening import Claim, put_layout, put_manifest, settled
 from mpistream.options import Options
-from mpistream.owner import Owner, put_committed, put_documents
+from mpistream.owner import Owner
+from mpistream.publishing import put_committed, put_documents
 from mpistream.ranges import count, inside, members
 from mpistream.recovery import remove_uncommitted, remove_uncommitted_blobs, set_aside_dropped, tidy
-from mpistream.rows import read_series_chunk
 from mpistream.schema import StreamSchema
+from mpistream.series import read_series_chunk
 from mpistream.staging import Stager
 from mpistream.store import Store
 from mpistream.times import TimeLike, date_text, encode_time, is_date
@@ -118,9 +119,17 @@ class ResumeRequest:
         self._votes = votes
         manifest = self._read(store)
         time = manifest.schema.time
+        if manifest.schema.is_location_series and any(t is not None for t in self._times.values()):
+            raise SchemaError(
+                f"{store.url} is a location series, whose records are locations and have no time; leave at and "
+                "expect_last_t out, w.missing() says what is to run",
+                kind="mode",
+            )
         self._at, self._expect = (encode_time(t, time.units, time.calendar) for t in self._times.values())
         if self._given is not None:
             _check_same_schema(self._given, manifest)
+        if not manifest.schema.is_location_series:
+            _check_last_time(store, manifest)
         n_keep, last_t, _ = self._cut(store, manifest)
         n_kept = count(inside(manifest.committed, 0, n_keep))
         if self._expect is not None and last_t != self._expect:
@@ -131,8 +140,10 @@ class ResumeRequest:
                 kind="last_t",
             )
         stored = manifest.schema.to_json()
+        # What is missing of a location series is what is shared out.
+        stored |= {"committed": manifest.committed} if manifest.schema.is_location_series else {}
         if self._planned is None or self._planned[0] != stored:
-            self.schema, epoch = settled(manifest.schema, votes, options)
+            self.schema, epoch = settled(manifest.schema, votes, options, manifest.committed)
             self._planned = stored, epoch
         return self._planned[1]
 
@@ -152,6 +163,12 @@ class ResumeRequest:
         kept = inside(manifest.committed, 0, n_keep)
         dropped = inside(manifest.committed, n_keep, n)
         return n_keep, times.at(kept[-1][1] - 1) if kept else None, [times.at(i) for i in members(dropped)]
+
+    def foreseen(self, store: Store) -> Resumed:
+        """Return what `begin` would do now, once `check` was called; nothing is written."""
+        manifest = self._read(store)
+        _, last_t, dropped_times = self._cut(store, manifest)
+        return Resumed(n_dropped=len(dropped_times), last_t=last_t, at=self._at, previous_epoch=manifest.epoch)
 
     def begin(self, store: Store, claimed: Claim, epoch: EpochState | None, options: Options) -> tuple[Owner, Resumed]:
         """Recover: new manifest, then documents, then set aside what was dropped.
@@ -243,6 +260,18 @@ def _check_same_schema(given: StreamSchema, manifest: Manifest) -> None:
         a.values is not None for a in given.arrays.values()
     ):
         raise ResumeError("the given schema's coordinate values are not the store's", kind="coordinates")
+
+
+def _check_last_time(store: Store, manifest: Manifest) -> None:
+    if not manifest.committed:
+        return
+    t = StoredTimes(store, manifest).at(manifest.committed[-1][1] - 1)
+    if t != manifest.last_t:
+        raise FormatError(
+            f"{store.url}: the last committed record has t = {t!r}, the manifest says {manifest.last_t!r}; the store "
+            "is damaged",
+            kind="times",
+        )
 
 
 class StoredTimes:

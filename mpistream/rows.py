@@ -1,35 +1,39 @@
-"""The rows of one array on one writer: blocks in, finished objects out.
+"""The rows of one sharded array on one writer: blocks in, finished objects out.
 
-Two kinds of array are written record by record. A *sharded* one has one open shard per shard that this
-writer owns and row. A *series* (time itself, and variables over time alone) has one value a record, in
-chunks of `SERIES_CHUNK`, and only the owner writes it. Both give objects when a row is full, and on demand
-for a row that is filled in part.
+There is one open shard per shard that this writer owns and row. A row gives its objects when it is full, and on demand
+when it is filled in part. Arrays over time alone are in `mpistream.series`.
 
 Append and indexed mode differ only in the order in which records come: in append mode at most one row is
 open, in indexed mode any number. A row with committed records is opened by reading them back, so they keep
 their bytes.
+
+The caller's thread keeps the books: which rows are open, and what is in them. The shards themselves belong to whoever
+encodes: the caller, or, where rows are in the background, the threads of the stager, by the line of each shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpistream.arrays import SERIES_CHUNK, ArraySpec
+from mpistream.arrays import ArraySpec
 from mpistream.errors import FormatError
+from mpistream.pipeline import Line, Loan
 from mpistream.ranges import Ranges, covers, inside, members
-from mpistream.staging import StagedObject
-from mpistream.store import Store
+from mpistream.staged import StagedObject
+from mpistream.staging import Stager
+from mpistream.store import Store, read_whole
 from mpistream.tiling import Box, box_contains, box_n_cells, slices_in
 from mpistream.zarr3.codecs import ChunkCodec
 from mpistream.zarr3.metadata import chunk_key
 from mpistream.zarr3.shard import ChunkEncoder, OpenShard
 
-__all__ = ["SeriesRows", "ShardRows", "encode_whole", "rounded"]
+__all__ = ["ShardRows", "encode_whole", "rounded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class _Row:
     """One row that is open, or that was staged with records that are not committed yet."""
 
     shards: list[OpenShard]
+    lines: list[Line | None]
+    """Where the jobs of each shard stand; None where the caller encodes."""
     n_present: int
     """Records in it, committed or new."""
     new: set[int] = field(default_factory=set)
@@ -76,6 +82,10 @@ class ShardRows:
         Records there will ever be (indexed mode), None: no end.
     is_durable
         Whether every object is synced; one that replaces committed records always is.
+    stager
+        Who encodes and stages.
+    is_background
+        Whether it encodes behind the caller's back.
     """
 
     def __init__(
@@ -88,14 +98,19 @@ class ShardRows:
         store: Store,
         n_total: int | None = None,
         is_durable: bool,
+        stager: Stager,
+        is_background: bool = False,
     ) -> None:
         self.array = array
         self._separator = separator
         self._store = store
         self._n_total = n_total
         self._is_durable = is_durable
+        self._stager = stager
+        self.is_background = is_background
         self._encoder = ChunkEncoder(array.shard_spec())
         self._row_length = array.row_length
+        self._block_boxes = block_boxes
         grid = array.grid
         self._shards: list[_Shard] = []
         for index in (i for box in boxes for i in grid.shards_in(box)):
@@ -114,8 +129,22 @@ class ShardRows:
         return bool(self._shards)
 
     @property
+    def borrowed(self) -> dict[int, tuple[int, ...]]:
+        """Of the blocks that `put` gets those with shards of this writer, and their shapes, where they must be lent."""
+        if not self.is_background:
+            return {}
+        blocks = sorted({shard.block for shard in self._shards})
+        return {k: tuple(b - a for a, b in self._block_boxes[k]) for k in blocks}
+
+    @property
+    def raw_nbytes(self) -> int:
+        """Bytes of all records in the open rows, before they are encoded."""
+        record = sum(box_n_cells(shard.box) for shard in self._shards) * self.array.dtype.itemsize
+        return record * sum(row.n_present for row in self._open.values())
+
+    @property
     def nbytes(self) -> int:
-        """Bytes that the open rows hold in memory."""
+        """Bytes that the open rows hold in memory, when nothing is on its way."""
         return sum(shard.nbytes for row in self._open.values() for shard in row.shards)
 
     @property
@@ -123,8 +152,21 @@ class ShardRows:
         """Rows in memory."""
         return len(self._open)
 
-    def put(self, record: int, blocks: Sequence[NDArray[Any]]) -> list[StagedObject]:
-        """Encode a record, given as the blocks of its cells; return its row's objects when the row is full.
+    def put(
+        self, record: int, blocks: Sequence[NDArray[Any]], loans: Mapping[int, Loan] | None = None
+    ) -> Iterable[StagedObject]:
+        """Encode a record, given as the blocks of its cells; yield its row's objects when the row is full.
+
+        One after the other: when an object is staged before the next one is taken, no more than one is in memory.
+
+        Parameters
+        ----------
+        record
+            The record.
+        blocks
+            Its blocks.
+        loans
+            In the background: those that are `borrowed`, number of the block -> what holds it.
 
         Raises
         ------
@@ -134,64 +176,94 @@ class ShardRows:
         row, in_row = divmod(record, self._row_length)
         found = self._open.pop(row, None) or self._read_row(row)
         self._open[row] = found
-        for shard, at in zip(found.shards, self._shards, strict=True):
-            shard.put(in_row, blocks[at.block][at.slices])
         found.n_present += 1
         found.new.add(record)
         found.is_dirty = True
-        return self._leave(row) if found.n_present == self._n_records_of(row) else []
+
+        # A row of one record is written while its block is there.
+        is_borrowed = self._row_length == 1 and (self.is_background or self._stager.is_synchronous)
+
+        def put(shard: OpenShard, line: Line | None, at: _Shard) -> Loan | None:
+            do = functools.partial(shard.put, in_row, blocks[at.block][at.slices], is_borrowed=is_borrowed)
+            if line is None:
+                self._stager.encode(do)
+                return None
+            assert loans is not None
+            self._stager.encode_in(line, do, loans[at.block])
+            return loans[at.block]
+
+        if found.n_present == self._n_records_of(row):
+            yield from self._objects(row, is_leaving=True, put=put, is_borrowing=is_borrowed)
+        else:
+            for shard, line, at in zip(found.shards, found.lines, self._shards, strict=True):
+                put(shard, line, at)
 
     def _n_records_of(self, row: int) -> int:
         start = row * self._row_length
         return self._row_length if self._n_total is None else min(self._row_length, self._n_total - start)
 
-    def leave_oldest(self) -> list[StagedObject]:
-        """Take the row that was not written to for longest out of memory; return its objects."""
-        return self._leave(next(iter(self._open)))
+    def leave_oldest(self) -> Iterable[StagedObject]:
+        """Take the row that was not written to for longest out of memory; yield its objects."""
+        return self._objects(next(iter(self._open)), is_leaving=True)
 
-    def leave(self, records: Ranges) -> list[StagedObject]:
-        """Take the rows that hold any of these records out of memory; return their objects.
+    def leave(self, records: Ranges) -> Iterable[StagedObject]:
+        """Take the rows that hold any of these records out of memory; yield their objects.
 
         For records that are not committed any more: when more of their row comes, it is read back without them.
         """
         n = self._row_length
-        rows = [row for row in self._open if inside(records, row * n, (row + 1) * n)]
-        return [item for row in rows for item in self._leave(row)]
+        for row in [row for row in self._open if inside(records, row * n, (row + 1) * n)]:
+            yield from self._objects(row, is_leaving=True)
 
-    def _leave(self, row: int) -> list[StagedObject]:
-        objects = self._objects(row)
-        self._staged[row] = self._open.pop(row)
-        self._staged[row].shards = []
-        return objects
+    def partial(self) -> Iterable[StagedObject]:
+        """Yield the objects of rows that are filled in part and have grown since they were last made."""
+        for row in list(self._open):
+            yield from self._objects(row, is_leaving=False)
 
-    def partial(self) -> list[StagedObject]:
-        """Return the objects of rows that are filled in part and have grown since they were last made."""
-        return [item for row, found in self._open.items() if found.is_dirty for item in self._objects(row)]
-
-    def _objects(self, row: int) -> list[StagedObject]:
+    def _objects(
+        self,
+        row: int,
+        *,
+        is_leaving: bool,
+        put: Callable[[OpenShard, Line | None, _Shard], Loan | None] | None = None,
+        is_borrowing: bool = False,
+    ) -> Iterable[StagedObject]:
+        """Yield the objects of an open row, each made after ``put`` has put a last record into its shard."""
         found = self._open[row]
+        shards = found.shards[::-1]
+        if is_leaving:
+            self._staged[row] = self._open.pop(row)
+            found.shards = []
         if not found.is_dirty:
-            return []
+            return
         start = row * self._row_length
         replaces = bool(inside(self._committed, start, start + self._row_length))
         # What was placed of the row may be committed before this is placed, without MPI.
         replaces = replaces or any(o.is_placed or o.must_sync for o in found.objects)
-        found.objects = []
-        for shard, at in zip(found.shards, self._shards, strict=True):
-            pieces = shard.finish()
-            found.objects.append(
-                StagedObject(
-                    name=self.array.name,
-                    key=self._key(row, at.index),
-                    records=frozenset(found.new) if self.array.has_time else None,
-                    n_cells=box_n_cells(at.box),
-                    pieces=pieces,
-                    nbytes=sum(len(p) for p in pieces),
-                    must_sync=self._is_durable or replaces,
-                )
+        objects: list[StagedObject] = []
+        for at, line in zip(self._shards, found.lines, strict=True):
+            shard = shards.pop()
+            item = StagedObject(
+                name=self.array.name,
+                key=self._key(row, at.index),
+                records=frozenset(found.new) if self.array.has_time else None,
+                n_cells=box_n_cells(at.box),
+                must_sync=self._is_durable or replaces,
+                shard=shard,
+                line=line,
             )
-        found.is_dirty = False
-        return found.objects
+            if put is not None:
+                loan = put(shard, line, at)
+                if is_borrowing:
+                    item.is_borrowing, item.loan = True, loan
+            # Nothing but the object holds the shard from now on, once it is made.
+            del shard
+            if line is None:
+                self._stager.make(item)
+            objects.append(item)
+            yield item
+        # Once all are there: where one can't be made, a later call makes them all anew.
+        found.objects, found.is_dirty = objects, False
 
     def _key(self, row: int, index: tuple[int, ...]) -> str:
         lead = (row,) if self.array.has_time else ()
@@ -203,21 +275,26 @@ class ShardRows:
         kept = set(members(inside(self._committed, start, start + self._row_length)))
         staged = self._staged.pop(row, None)
         new = staged.new if staged is not None else set()
-        opened = []
+        opened: list[OpenShard] = []
         for i, at in enumerate(self._shards):
             shape = tuple(b - a for a, b in at.box)
             if not kept and not new:
                 opened.append(OpenShard(self._encoder, shape))
                 continue
             key = self._key(row, at.index)
-            data = self._store.read(key) if staged is None else staged.objects[i].read_back(self._store)
+            if staged is None:
+                data = read_whole(self._store, key, self._encoder.spec.max_nbytes)
+            else:
+                self._stager.settle(staged.objects[i])
+                data = staged.objects[i].read_back(self._store)
             if data is None:
                 raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
             try:
                 opened.append(OpenShard.from_object(self._encoder, shape, data, {r - start for r in kept | new}))
             except FormatError as error:
                 raise FormatError(f"{key}: {error}", kind=error.kind) from error
-        return _Row(opened, len(kept) + len(new), set(new), staged.objects if staged is not None else [])
+        lines = [self._stager.new_line() if self.is_background else None for _ in opened]
+        return _Row(opened, lines, len(kept) + len(new), set(new), staged.objects if staged is not None else [])
 
     def committed(self, committed: Ranges) -> None:
         """Note which records are committed now; only a row that may still grow stays in memory."""
@@ -282,115 +359,3 @@ def encode_whole(array: ArraySpec, separator: str, values: NDArray[Any]) -> list
             )
         )
     return objects
-
-
-class SeriesRows:
-    """The chunks of one array over time alone that hold records which are not committed.
-
-    Parameters
-    ----------
-    array
-        The array.
-    separator
-        Of chunk keys.
-    store
-        Where chunks with committed records are read back from.
-    """
-
-    def __init__(self, array: ArraySpec, separator: str, store: Store) -> None:
-        self.array = array
-        self._separator = separator
-        self._store = store
-        self._codec = ChunkCodec(array.chain, array.dtype)
-        self._committed: Ranges = ()
-        self._chunks: dict[int, NDArray[Any]] = {}
-        self._new: set[int] = set()
-
-    def put(self, record: int, value: Any) -> None:
-        """Put a record's value.
-
-        Raises
-        ------
-        FormatError, StoreError
-            When the committed values of its chunk can't be read back.
-        """
-        self._chunk(record // SERIES_CHUNK)[record % SERIES_CHUNK] = value
-        self._new.add(record)
-
-    def _chunk(self, chunk: int) -> NDArray[Any]:
-        if chunk not in self._chunks:
-            values = np.full(SERIES_CHUNK, self.array.fill, self._codec.stored_dtype)
-            start = chunk * SERIES_CHUNK
-            kept = inside(self._committed, start, start + SERIES_CHUNK)
-            if kept:
-                key = chunk_key(self.array.name, self._separator, (chunk,))
-                stored = read_series_chunk(self._store, self._codec, key)
-                for a, b in kept:
-                    values[a - start : b - start] = stored[a - start : b - start]
-            self._chunks[chunk] = values
-        return self._chunks[chunk]
-
-    def objects(self, records: Ranges) -> list[StagedObject]:
-        """Return the chunks that hold new records out of ``records``."""
-        found = []
-        for chunk in sorted({r // SERIES_CHUNK for r in self._new if covers(records, r)}):
-            start = chunk * SERIES_CHUNK
-            pieces = self._codec.encode(self._chunks[chunk])
-            found.append(
-                StagedObject(
-                    name=self.array.name,
-                    key=chunk_key(self.array.name, self._separator, (chunk,)),
-                    records=frozenset(r for r in self._new if start <= r < start + SERIES_CHUNK),
-                    n_cells=1,
-                    pieces=pieces,
-                    nbytes=sum(len(p) for p in pieces),
-                    # It replaces a chunk of committed records, or will be replaced while it holds some.
-                    must_sync=True,
-                )
-            )
-        return found
-
-    def drop_uncommitted(self) -> None:
-        """Forget the values of records that are not committed."""
-        for record in self._new:
-            self._chunks[record // SERIES_CHUNK][record % SERIES_CHUNK] = self.array.fill
-        self._new = set()
-
-    def committed(self, committed: Ranges) -> None:
-        """Note which records are committed now; the last chunk that has some stays in memory."""
-        self._committed = committed
-        self._new = {r for r in self._new if not covers(committed, r)}
-        last = (committed[-1][1] - 1) // SERIES_CHUNK if committed else -1
-        used = {r // SERIES_CHUNK for r in self._new}
-        self._chunks = {k: v for k, v in self._chunks.items() if k == last or k in used}
-
-    def reset(self, committed: Ranges) -> None:
-        """Forget what is not committed; the last chunk of committed records is read back now.
-
-        Raises
-        ------
-        FormatError
-            With the key, when it is missing or damaged.
-        """
-        self._committed, self._chunks, self._new = committed, {}, set()
-        if committed and committed[-1][1] % SERIES_CHUNK:
-            self._chunk(committed[-1][1] // SERIES_CHUNK)
-
-
-def read_series_chunk(store: Store, codec: ChunkCodec, key: str, length: int = SERIES_CHUNK) -> NDArray[Any]:
-    """Return one chunk of a series.
-
-    Not collective.
-
-    Raises
-    ------
-    FormatError
-        With the key, when it is missing or damaged.
-    """
-    data = store.read(key)
-    if data is None:
-        raise FormatError(f"{key}: the chunk of committed records is missing", kind="missing")
-    try:
-        return codec.decode(data, (length,))
-    except FormatError as error:
-        raise FormatError(f"{key}: {error}", kind=error.kind) from error

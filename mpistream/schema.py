@@ -32,7 +32,7 @@ from mpistream.arrays import (
     shape_over,
 )
 from mpistream.cf import boundary_variables, checked_attrs, with_coordinates_attribute, with_encoded_fill_value
-from mpistream.description import AppendTime, Coordinate, IndexedTime, Shape, Staggered, Variable
+from mpistream.description import AppendTime, Coordinate, IndexedTime, LocationTime, Shape, Staggered, Variable
 from mpistream.errors import FormatError, SchemaError
 from mpistream.names import (
     canonical_json,
@@ -48,10 +48,12 @@ from mpistream.rounding import checked_keep_bits
 from mpistream.strings import is_string
 from mpistream.zarr3.codecs import profile_chain, vlen_utf8
 
-__all__ = ["COMMITTED_NAME", "StreamSchema", "schema_fingerprint"]
+__all__ = ["COMMITTED_NAME", "StreamSchema", "schema_fingerprint", "values_digest"]
 
 # On disk. Do not change; see FORMAT.md.
 COMMITTED_NAME = "committed"
+# Whoever opens a store for writing makes a list of them, and no file system bears so many files a record.
+MAX_SHARDS = 2**20
 _COMMITTED_CHUNK = 65536
 # Not the version of the package: the document of a store never changes, and what it says is fixed by the format.
 _IMPLEMENTATION = "mpistream version 1 (store format 1; IEEE 754 round to nearest, ties to even)"
@@ -63,7 +65,11 @@ def _digest(value: Any) -> str | None:
     return value
 
 
-def _values_digest(values: NDArray[Any]) -> str:
+def values_digest(values: NDArray[Any]) -> str:
+    """Return the sha256 of a coordinate's values, as the manifest has it.
+
+    Not collective.
+    """
     if values.dtype.kind == "T":
         return hashlib.sha256(vlen_utf8(values)).hexdigest()
     return hashlib.sha256(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()).hexdigest()
@@ -76,7 +82,7 @@ class StreamSchema:
     ----------
     dims
         Dim -> length, ordered, the time dim first with the length None: it grows. `Staggered` describes a dim by
-        another one.
+        another one. In a location series the dim of locations stands first, and the time dim behind it.
     time
         How the time dim behaves.
     variables
@@ -105,7 +111,7 @@ class StreamSchema:
         self,
         *,
         dims: Mapping[str, int | Staggered | None],
-        time: AppendTime | IndexedTime,
+        time: AppendTime | IndexedTime | LocationTime,
         variables: Mapping[str, Variable],
         statics: Mapping[str, Variable] | None = None,
         coords: Mapping[str, Coordinate] | None = None,
@@ -115,12 +121,16 @@ class StreamSchema:
         key_separator: str = "/",
         attrs: Mapping[str, Any] | None = None,
     ) -> None:
-        self.time_dim, sizes, staggered = checked_dims(dims)
+        self.record_dim, sizes, staggered = checked_dims(dims)
+        """The dim of records: time, or in a location series that of the locations."""
         self.staggered: Mapping[str, Staggered] = MappingProxyType(staggered)
-        self.dims: Mapping[str, int | None] = MappingProxyType({self.time_dim: None, **sizes})
-        if not isinstance(time, AppendTime | IndexedTime):
+        self.dims: Mapping[str, int | None] = MappingProxyType({self.record_dim: None, **sizes})
+        if not isinstance(time, AppendTime | IndexedTime | LocationTime):
             raise SchemaError(f"time is a {type(time).__name__}; give AppendTime or IndexedTime", kind="time")
         self.time = time
+        self.time_dim = self.record_dim
+        if isinstance(time, LocationTime):
+            self.time_dim = self._location_time_dim(time, sizes)
         if self.n_total is not None and COMMITTED_NAME in self.dims:
             raise SchemaError(f"dim {COMMITTED_NAME!r}: an array of that name says what is committed", kind="name")
         if key_separator not in ("/", "."):
@@ -157,16 +167,41 @@ class StreamSchema:
                 if not isinstance(item, kind):
                     raise SchemaError(f"{name!r} is a {type(item).__name__}; give a {kind.__name__}", kind="schema")
                 if group is self.variables:
-                    role = Role.SERIES if list(item.dims or ()) == [self.time_dim] else Role.VARIABLE
+                    role = Role.SERIES if list(item.dims or ()) == [self.record_dim] else Role.VARIABLE
                 else:
                     is_given = isinstance(item, Coordinate) and (item.values is not None or item.digest is not None)
                     role = Role.COORDINATE if is_given else Role.STATIC
+                if self.is_location_series:
+                    self._check_location_array(name, role, item)
                 arrays[name] = self._array(name, role, item, sizes)
         return arrays
 
+    @staticmethod
+    def _location_time_dim(time: LocationTime, sizes: Mapping[str, int]) -> str:
+        if list(sizes.values()) != [time.n_times]:
+            raise SchemaError(
+                f"dims {dict(sizes)} beside that of the locations: give the time dim alone, of length {time.n_times}",
+                kind="dims",
+            )
+        return next(iter(sizes))
+
+    def _check_location_array(self, name: str, role: Role, item: Variable | Coordinate) -> None:
+        """Whatever is no coordinate with values is a series of each location."""
+        wanted = (self.record_dim, self.time_dim)
+        if role is not Role.COORDINATE and (role is Role.STATIC or list(item.dims or ()) != list(wanted)):
+            raise SchemaError(
+                f"variable {name!r} of a location series has the dims {item.dims!r}; give it {wanted}: there is one "
+                "time axis, and what a location has once is a coordinate with values",
+                kind="dims",
+            )
+
     def _array(self, name: str, role: Role, item: Variable | Coordinate, sizes: Mapping[str, int]) -> ArraySpec:
-        dims = checked_array_dims(name, role, item.dims, self.time_dim, sizes)
-        shape = tuple(sizes[d] for d in dims if d != self.time_dim)
+        record_dim = self.record_dim
+        if self.n_total is not None and self.is_location_series and role is Role.COORDINATE:
+            # Locations have coordinates of their own, of a length that is known.
+            sizes, record_dim = {record_dim: self.n_total, **sizes}, ""
+        dims = checked_array_dims(name, role, item.dims, record_dim, sizes)
+        shape = tuple(sizes[d] for d in dims if d != record_dim)
         split = [self.staggered[d].dim if d in self.staggered else d for d in dims]
         if role is not Role.COORDINATE and len(set(split)) < len(split):
             raise SchemaError(
@@ -210,7 +245,7 @@ class StreamSchema:
             chunk_shape=chunk,
             keep_bits=keep_bits,
             values=values,
-            digest=_values_digest(values) if values is not None else getattr(item, "digest", None),
+            digest=values_digest(values) if values is not None else getattr(item, "digest", None),
             staggered=MappingProxyType({d: self.staggered[d] for d in dims if d in self.staggered}),
         )
 
@@ -284,19 +319,29 @@ class StreamSchema:
     @property
     def n_total(self) -> int | None:
         """Number of records there will ever be, None in append mode."""
-        return self.time.n_records if isinstance(self.time, IndexedTime) else None
+        return None if isinstance(self.time, AppendTime) else self.time.n_records
+
+    @property
+    def is_location_series(self) -> bool:
+        """Whether the records are locations: without times of their own, and each written by one rank alone."""
+        return isinstance(self.time, LocationTime)
 
     @property
     def mode(self) -> str:
-        """``"append"`` or ``"indexed"``."""
+        """``"append"``, ``"indexed"`` or ``"locations"``."""
+        if self.is_location_series:
+            return "locations"
         return "append" if self.n_total is None else "indexed"
 
     @property
     def partitioned_dims(self) -> tuple[str, ...]:
         """The dims that regions are made of: those of streaming variables, without time, in schema order.
 
-        Without such, those of statics. Boundary variables don't count: nobody decomposes vertices.
+        Without such, those of statics. Boundary variables don't count: nobody decomposes vertices. In a location
+        series ranks divide the locations.
         """
+        if self.is_location_series:
+            return (self.record_dim,)
         arrays = [a for a in self.arrays.values() if a.name not in self._bounds]
         used = {d for a in arrays if a.has_time for d in a.base_dims}
         if not used:
@@ -306,7 +351,8 @@ class StreamSchema:
     @property
     def partitioned_sizes(self) -> dict[str, int]:
         """Partitioned dim -> length."""
-        return {d: n for d in self.partitioned_dims if (n := self.dims[d]) is not None}
+        lengths = {**self.dims, self.record_dim: self.n_total}
+        return {d: n for d in self.partitioned_dims if (n := lengths[d]) is not None}
 
     @property
     def time_array(self) -> ArraySpec:
@@ -319,8 +365,8 @@ class StreamSchema:
             "calendar": self.time.calendar,
             **json_object("time attributes", self.time.attrs),
         }
-        n = self.n_total
         time = self.time
+        n = time.n_times if isinstance(time, LocationTime) else self.n_total
         chunks = (SERIES_CHUNK,) if n is None else coordinate_chunks((n,), dtype.itemsize)
         return ArraySpec(
             name=self.time_dim,
@@ -333,13 +379,13 @@ class StreamSchema:
             chain=tuple(profile_chain("compact", dtype)),
             shard_shape=chunks,
             chunk_shape=chunks,
-            values=time.times if isinstance(time, IndexedTime) else None,
-            digest=time.digest if isinstance(time, IndexedTime) else None,
+            values=None if isinstance(time, AppendTime) else time.times,
+            digest=None if isinstance(time, AppendTime) else time.digest,
         )
 
     @property
     def committed_array(self) -> ArraySpec | None:
-        """In indexed mode the array that tells readers which do not know us what is committed."""
+        """Unless the time dim grows, the array that tells readers which do not know us what is committed."""
         if self.n_total is None:
             return None
         dtype = np.dtype("bool")
@@ -347,7 +393,7 @@ class StreamSchema:
         return ArraySpec(
             name=COMMITTED_NAME,
             role=Role.COORDINATE,
-            dims=(self.time_dim,),
+            dims=(self.record_dim,),
             shape=(self.n_total,),
             dtype=dtype,
             fill=np.array(False),
@@ -383,6 +429,21 @@ class StreamSchema:
         own = (self.time_array, self.committed_array, self.quantization_array)
         return tuple(array for array in own if array is not None)
 
+    def with_attrs(self, attrs: Mapping[str, Any]) -> StreamSchema:
+        """Return this schema with more attributes of the group.
+
+        Not collective.
+
+        Raises
+        ------
+        SchemaError
+            Kind ``attribute`` for what JSON has no form for.
+        """
+        new = StreamSchema.__new__(StreamSchema)
+        new.__dict__.update(self.__dict__)
+        new.attrs = MappingProxyType(json_object("group attributes", {**self.attrs, **attrs}))
+        return new
+
     def with_layout(self, layout: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> StreamSchema:
         """Return this schema with the layout of some arrays given.
 
@@ -402,6 +463,12 @@ class StreamSchema:
                 raise SchemaError(f"layout of {name!r}: {shard} and {chunk} are not for an array here", kind="layout")
             check_layout(name, arrays[name].dims, arrays[name].dtype.itemsize, shard, chunk)
             arrays[name] = replace(arrays[name], shard_shape=tuple(shard), chunk_shape=tuple(chunk))
+            if arrays[name].is_resolved and arrays[name].is_sharded and arrays[name].grid.n_shards > MAX_SHARDS:
+                raise SchemaError(
+                    f"variable {name!r}: {arrays[name].grid.n_shards} shards of {tuple(shard)} a record, at most "
+                    f"{MAX_SHARDS} are possible; give a larger shard_shape",
+                    kind="layout",
+                )
         new.arrays = MappingProxyType(arrays)
         return new
 
@@ -498,12 +565,16 @@ class StreamSchema:
         time = document["time"]
         described = {"units": time["units"], "calendar": time["calendar"], "attrs": time["attrs"]}
         if time["mode"] == "append":
-            mode: AppendTime | IndexedTime = AppendTime(**described)
+            mode: AppendTime | IndexedTime | LocationTime = AppendTime(**described)
             if (time["n_records"], time["digest"]) != (None, None):
                 raise FormatError("time of mode 'append' has a number of records", kind="schema")
         elif time["mode"] == "indexed":
             n, digest = operator.index(time["n_records"]), _digest(time["digest"]) or ""
             mode = IndexedTime(None, n_records=n, digest=digest, **described)
+        elif time["mode"] == "locations":
+            n, digest = operator.index(time["n_records"]), _digest(time["digest"]) or ""
+            n_times = operator.index(document["dims"][1][1])
+            mode = LocationTime(None, n_records=n, n_times=n_times, digest=digest, **described)
         else:
             raise FormatError(f"time mode {time['mode']!r} is not known", kind="schema")
         dims: dict[str, Any] = dict(document["dims"])
@@ -536,7 +607,7 @@ class StreamSchema:
         units, fill, keep_bits, codecs, chunk and shard shapes of variables and statics; see FORMAT.md.
         """
         described = {
-            "dims": [[d, (self.n_total or 0) if d == self.time_dim else n] for d, n in self.dims.items()],
+            "dims": [[d, (self.n_total or 0) if d == self.record_dim else n] for d, n in self.dims.items()],
             "time_dim": self.time_dim,
             "mode": self.mode,
             "units": self.time.units,

@@ -74,6 +74,9 @@ def select(
         An unknown name or dim, records that are not there, no record at all, a static that is not committed.
     """
     schema = manifest.schema
+    if schema.is_location_series:
+        text = "a location series has locations as its records, and is not exported; xarray's to_netcdf writes it"
+        raise SchemaError(text, kind="mode")
     chosen = _records(records, manifest.n_records)
     box = _box(schema, region)
     names, left_out = _names(manifest, variables)

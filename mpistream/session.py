@@ -13,29 +13,32 @@ from typing import Any
 
 from mpistream.agreement import Channel
 from mpistream.comm import connect
+from mpistream.cores import cores_of_this_process, cores_per_rank
 from mpistream.creating import CreateRequest
 from mpistream.epoch import EpochState, Route, Share
 from mpistream.errors import MPIStreamError, SchemaError, StoreError, error_from_json, error_to_json
+from mpistream.fence import fenced
 from mpistream.holding import given_indices, plain_region
 from mpistream.indexing import agree_on_owners, described, owners_answer
 from mpistream.indices import Indices
 from mpistream.lease import node_name
+from mpistream.location_rank_writer import rank_writer_of
+from mpistream.location_writer import writer_class
 from mpistream.manifest import Manifest, nonce_key, stage_folder
 from mpistream.mover import Mover
 from mpistream.opening import Claim, check_alike, claim, log_plan
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner
 from mpistream.parallel import StreamWriter
+from mpistream.pipeline import pool_of
 from mpistream.plan import Plan, plan_of
-from mpistream.rank_writer import RankWriter
 from mpistream.region import RegionLike
 from mpistream.resuming import Resumed, ResumeRequest
 from mpistream.schema import StreamSchema
-from mpistream.staging import fenced, pool_of
 from mpistream.store import Store, open_store
 from mpistream.times import TimeLike
 
-__all__ = ["write_open", "write_resume"]
+__all__ = ["open_stream", "write_open", "write_resume"]
 
 # Arguments up to so many characters are shown where they differ.
 _MAX_TEXT = 64
@@ -99,7 +102,7 @@ def write_open(
             raise SchemaError(f"schema is a {type(schema).__name__}; give a StreamSchema", kind="schema")
         return CreateRequest(schema, overwrite=overwrite)
 
-    return _open("write_open", url, request, comm=comm, region=region, takeover=takeover, options=options)
+    return open_stream("write_open", url, request, comm=comm, region=region, takeover=takeover, options=options)
 
 
 def write_resume(
@@ -153,10 +156,10 @@ def write_resume(
     def request() -> ResumeRequest:
         return ResumeRequest(schema, at=at, expect_last_t=expect_last_t)
 
-    return _open("write_resume", url, request, comm=comm, region=region, takeover=takeover, options=options)
+    return open_stream("write_resume", url, request, comm=comm, region=region, takeover=takeover, options=options)
 
 
-def _open(
+def open_stream(
     operation: str,
     url: str | os.PathLike[str],
     make_request: Callable[[], CreateRequest | ResumeRequest],
@@ -166,7 +169,10 @@ def _open(
     takeover: bool,
     options: Options | None,
 ) -> StreamWriter:
-    """Open a store on all ranks; see `mpistream.opening` for the order."""
+    """Open a store on all ranks; see `mpistream.opening` for the order.
+
+    Collective.
+    """
     failure: MPIStreamError | None = None
     chosen, call = Options(), None
     try:
@@ -227,7 +233,12 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
     try:
         plan = channel.exchange(
             call.operation,
-            payload={"arguments": call.arguments(), "region": call.region, "node": node_name()},
+            payload={
+                "arguments": call.arguments(),
+                "region": call.region,
+                "node": node_name(),
+                "cores": cores_of_this_process(),
+            },
             answer=None if session is None else session.check,
         )
         routes, wrong = _routes(channel, call, plan, session)
@@ -238,7 +249,8 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
         writer, failure = None, None
         share = replace(Share.from_json(entered["share"]), indices=call.indices, routes=routes)
         try:
-            writer = RankWriter(store, manifest, share, call.options, pool_of(channel.communicator))
+            pool, n_cores = pool_of(channel.communicator), claimed["n_cores"]
+            writer = rank_writer_of(store, manifest, share, call.options, pool, n_cores)
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
             failure = error if isinstance(error, MPIStreamError) else error_from_json(error_to_json(error))
         try:
@@ -259,7 +271,7 @@ def _open_on(channel: Channel, call: _Call) -> StreamWriter:
             for name in call.request.leftovers:
                 store.delete_tree(name)
     resumed = entered["resumed"]
-    return StreamWriter(
+    return writer_class(manifest.schema)(
         channel,
         store,
         writer,
@@ -319,12 +331,14 @@ class _OwnerSession:
         self._claim: Claim | None = None
         self._epoch: EpochState | None = None
         self._nodes: list[str] = []
+        self._cores: list[int] = []
         self.plan: Plan | None = None
         self.owner: Owner | None = None
 
     def check(self, votes: list[Any]) -> list[Any]:
         check_alike(self._operation, votes)
         self._nodes = [vote["node"] for vote in votes]
+        self._cores = cores_per_rank([(vote["node"], vote["cores"]) for vote in votes])
         self._epoch = self._request.check(self._store, votes, self._options)
         plan = described(self._request.schema, self._epoch) if self._epoch.indexed else None
         return [plan] * len(votes)
@@ -334,9 +348,9 @@ class _OwnerSession:
         self._epoch, answers = owners_answer(self._request.schema, self._epoch, votes)
         return answers
 
-    def claim(self, votes: list[Any]) -> list[dict[str, Any]]:
+    def claim(self, _: list[Any]) -> list[dict[str, Any]]:
         self._claim = claim(self._store, self._options, takeover=self._takeover)
-        return [{"epoch": self._claim.epoch, "nonce": self._claim.nonce}] * len(votes)
+        return [{"epoch": self._claim.epoch, "nonce": self._claim.nonce, "n_cores": n} for n in self._cores]
 
     def begin(self, votes: list[Any]) -> list[dict[str, Any]]:
         assert self._claim is not None

@@ -12,7 +12,7 @@ from mpistream.token import CommitReceipt
 __all__ = ["commit_all"]
 
 
-def commit_all(writers: Sequence[StreamWriter], *, partial_rows: bool = True) -> list[CommitReceipt]:
+def commit_all(writers: Sequence[StreamWriter], *, partial_rows: bool = True, wait: bool = True) -> list[CommitReceipt]:
     """Commit what every rank has written to several streams, in one agreement.
 
     Collective.
@@ -21,8 +21,8 @@ def commit_all(writers: Sequence[StreamWriter], *, partial_rows: bool = True) ->
     ----------
     writers
         Open writers over communicators of the same ranks; the same streams in the same order on every rank.
-    partial_rows
-        As in `StreamWriter.commit`.
+    partial_rows, wait
+        As in `StreamWriter.commit`, for each stream by itself.
 
     Returns
     -------
@@ -46,7 +46,7 @@ def commit_all(writers: Sequence[StreamWriter], *, partial_rows: bool = True) ->
     """
     found, failure = _checked_writers(writers)
     # The channel of the one that was opened first: ranks that name the same writers in another order meet there.
-    commit_writers(min(found, key=lambda w: w._number)._channel, found, partial_rows, failure)
+    commit_writers(min(found, key=lambda w: w._number)._channel, found, partial_rows, wait, failure)
     return [w._stream.receipt for w in found]
 
 

@@ -4,95 +4,34 @@ The memory of an object is released when it is staged, that is written whole und
 folder and, if asked for, synced; until then a failed write can be tried again from memory. A sync that
 failed is never tried again on the same file: what the system did with the dirty pages is unknown
 (fsync(2), "EIO"), so the next try writes a new file.
-
-The writers of one communicator share a `Pool`: one thread, and one bound for the bytes that wait for it. So a program
-with ten streams has the memory and the thread of one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
-import threading
+import functools
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from queue import SimpleQueue
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mpistream.errors import FencedError, StoreError
-from mpistream.manifest import EPOCHS_FOLDER, parse_epoch
+import numpy as np
+
+from mpistream.errors import FencedError, ProtocolError, StoreError
+from mpistream.fence import fenced
+from mpistream.pipeline import Line, Loan, Member, Pool
+from mpistream.staged import StagedObject, Work
+from mpistream.stats import WriterStats
 from mpistream.store import Store
+from mpistream.zarr3.shard import Scratch
 
-__all__ = ["Pool", "StagedObject", "Stager", "fenced", "highest_epoch", "pool_of"]
+__all__ = ["Stager"]
 
-# Enough to tell one object from another: a shard ends with its index and the index's checksum.
-_TAIL_NBYTES = 64
-
-
-def highest_epoch(store: Store) -> int | None:
-    """Return the highest epoch that was ever claimed in a store, None when none was.
-
-    Not collective.
-    """
-    found = [e for name in store.list(EPOCHS_FOLDER) if (e := parse_epoch(name)) is not None]
-    return max(found, default=None)
-
-
-def fenced(store: Store, epoch: int, error: StoreError) -> FencedError | StoreError:
-    """Return what a failure of the store means to a writer of an epoch.
-
-    Not collective.
-
-    Returns
-    -------
-    For a failure of kind ``gone``, and when there is a higher epoch, a FencedError; otherwise the error itself.
-    """
-    if error.kind == "gone":
-        try:
-            highest = highest_epoch(store)
-        except StoreError:
-            return error
-        if highest is not None and highest > epoch:
-            return FencedError(
-                f"{store.url}: epoch {highest} took the store over from epoch {epoch}; this writer must stop, its "
-                "uncommitted records are lost"
-            )
-    return error
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class StagedObject:
-    """One object that this writer makes."""
-
-    name: str
-    """The array."""
-    key: str
-    records: frozenset[int] | None
-    """Records in it that were not committed when it was made; None for an array without time."""
-    n_cells: int
-    """Cells of one record in it."""
-    pieces: Sequence[Any] | None
-    """The bytes, as buffers; None once they are staged."""
-    nbytes: int
-    must_sync: bool
-    staged_key: str | None = None
-    is_placed: bool = False
-    tail: bytes = field(default=b"")
-    error: Exception | None = None
-
-    def read_back(self, store: Store) -> bytes | None:
-        """Return its bytes, from memory or from where they lie."""
-        pieces = self.pieces  # the thread that stages sets staged_key first, then lets the pieces go
-        if pieces is not None:
-            return b"".join(bytes(p) for p in pieces)
-        # Placed, or it was and the sync of its name failed: then its bytes lie under its key, as `_Work.stage` says.
-        return store.read(self.key if self.is_placed or self.staged_key is None else self.staged_key)
+# An object up to this size is written in a fraction of the time that its sync waits.
+_SMALL_NBYTES = 1024 * 1024
 
 
 class Stager:
-    """Stages and places this writer's objects.
+    """Stages and places this writer's objects, and has the records encoded that go into them.
 
     Parameters
     ----------
@@ -104,11 +43,14 @@ class Stager:
     epoch
         This writer's epoch.
     threads
-        0: write in the calling thread. Otherwise the pool's thread writes and syncs behind the caller's back.
+        0: everything is done in the calling thread. Otherwise so many threads of the pool work behind the caller's
+        back.
     max_pending_nbytes
-        Encoded bytes that may wait for that thread; more block the caller.
+        Bytes that may wait for them; more block the caller.
     pool
-        Whose thread; by default one of its own.
+        Whose threads; by default one of its own.
+    stats
+        Where they are counted.
     """
 
     def __init__(
@@ -120,38 +62,133 @@ class Stager:
         threads: int,
         max_pending_nbytes: int,
         pool: Pool | None = None,
+        stats: WriterStats | None = None,
     ) -> None:
         self._store = store
         self._epoch = epoch
-        self._work = _Work(store, folder, epoch)
+        stats = stats or WriterStats()
+        self._scratch = Scratch()
         self._pool: Pool | None = None
+        self._member = Member(threads, max_pending_nbytes, stats)
         if threads > 0:
             self._pool = pool or Pool()
-            self._pool.join(self._work, max_pending_nbytes)
-            # The pool knows the work, not this object: a writer that nobody closed can still go.
-            weakref.finalize(self, self._pool.leave, self._work)
+            self._pool.join(self._member)
+            # The pool knows the member, not this object: a writer that nobody closed can still go.
+            weakref.finalize(self, self._pool.leave, self._member)
+        self._work = Work(store, folder, epoch, stats, self._pool)
+
+    # Records
+
+    def new_line(self) -> Line:
+        """Return a line for the jobs of one shard."""
+        return Line(self._member)
+
+    def lend(self, blocks: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Loan]:
+        """Lend memory for the blocks of a record, as `Pool.lend` does."""
+        assert self._pool is not None
+        return self._pool.lend(self._member, blocks)
+
+    def give_back(self, loans: Sequence[Loan]) -> None:
+        """Say that the caller is done with it."""
+        if self._pool is not None:
+            self._pool.give_back(loans)
+
+    def encode(self, do: Callable[[Scratch], None]) -> None:
+        """Encode now."""
+        self._work.encode(do, self._scratch)
+
+    def encode_in(self, line: Line, do: Callable[[Scratch], None], loan: Loan | None) -> None:
+        """Encode in the background what lies in a loan, when it is its turn."""
+        assert self._pool is not None
+        self._pool.add(line, functools.partial(self._work.encode, do), loan=loan)
+
+    # Objects
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether what is submitted is staged at once."""
+        return self._pool is None
+
+    def make(self, item: StagedObject) -> None:
+        """Make the bytes of an object of a shard now."""
+        self._work.make(item, self._scratch)
 
     def submit(self, item: StagedObject) -> None:
         """Stage an object, now or in the background; a failure is kept in ``item.error``."""
         if self._pool is None:
-            self._work.stage(item)
-        else:
-            self._pool.put(self._work, item)
+            self._work.stage(item, self._scratch)
+            return
+        # One that is made in the background is counted once it is.
+        self._pool.reserve(self._member, item.nbytes)
+        item.is_queued = True
+        item.line = item.line or Line(self._member, waits=item.must_sync and item.nbytes <= _SMALL_NBYTES)
+        loan, item.loan = item.loan, None
+        self._pool.add(item.line, functools.partial(self._work.stage, item), loan=loan, nbytes=item.nbytes)
+
+    def stage(self, items: Sequence[StagedObject]) -> None:
+        """Stage objects now, whatever else waits; raise the first failure."""
+        for item in items:
+            self._work.stage(item, self._scratch)
+        _raise_first(items)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What went wrong last, until it is tried again."""
+        return self._work.failure
 
     def wait(self) -> None:
         """Wait until nothing of this writer is on its way."""
         if self._pool is not None:
-            self._pool.wait(self._work)
+            self._pool.wait(self._member)
 
-    def retry(self, items: Iterable[StagedObject]) -> None:
-        """Stage again what could not be staged, and raise the first failure that remains."""
+    def settle(self, item: StagedObject) -> None:
+        """Wait until an object is made, and raise what prevents that."""
+        if self._pool is None or item.line is None:
+            return
+        self._pool.wait_for(item.line)
+        if item.shard is not None:
+            self._pool.resume(self._member)
+            self._pool.wait_for(item.line)
+            if item.line.error is not None:
+                raise item.line.error
+
+    def retry(self, items: Sequence[StagedObject]) -> None:
+        """Do again what could not be done, wait for it, and raise the first failure that remains."""
         self.wait()
+        self._work.failure = None
+        if self._pool is not None:
+            self._pool.resume(self._member)
+            self._pool.wait(self._member)
+            if (error := self._pool.failure(self._member)) is not None:
+                raise error
         for item in items:
-            if item.staged_key is None and not item.is_placed:
-                self._work.stage(item)
+            if not item.is_staged:
+                if item.shard is not None and item.line is not None and item.line.is_dropped:
+                    # Records that it is to hold never came into the shard: made now it would lack them.
+                    raise ProtocolError(
+                        f"{item.key}: what was on its way to it was dropped, in a rollback that failed, at the end of "
+                        "the interpreter or in a forked process",
+                        kind="dropped",
+                    )
+                self._work.stage(item, self._scratch)
+        _raise_first(items)
+
+    def kick(self, items: Sequence[StagedObject]) -> None:
+        """Let what could not be done be done again in the background, and raise the first failure."""
+        if self._pool is None:
+            self.retry(items)
+            return
+        failure = self._pool.failure(self._member)
+        self._work.failure = None
+        self._pool.resume(self._member)
         for item in items:
-            if item.error is not None:
-                raise item.error
+            # In this order: a thread notes that it is staged before that it is no longer queued.
+            if not item.is_queued and not item.is_staged:
+                failure = failure or item.error
+                item.error = None
+                self.submit(item)
+        if failure is not None:
+            raise failure
 
     def place(self, items: Sequence[StagedObject], *, sync: bool) -> None:
         """Rename staged objects to their keys and sync the folders.
@@ -203,7 +240,20 @@ class Stager:
 
     def discard(self, items: Iterable[StagedObject]) -> None:
         """Forget objects that will not be placed, and remove what is staged of them."""
-        self.wait()
+        items = list(items)
+        for item in items:
+            if self._pool is not None and item.line is not None:
+                self._pool.wait_for(item.line)
+        self._remove_staged(items)
+
+    def drop(self, items: Iterable[StagedObject]) -> None:
+        """Give up whatever is on its way, and forget these objects."""
+        if self._pool is not None:
+            self._pool.drop(self._member)
+        self._work.failure = None
+        self._remove_staged(items)
+
+    def _remove_staged(self, items: Iterable[StagedObject]) -> None:
         for item in items:
             if item.staged_key is not None and not item.is_placed:
                 # It lies in the stage folder, which is removed at close or by the next resume in any case.
@@ -211,9 +261,9 @@ class Stager:
                     self._store.delete(item.staged_key)
 
     def close(self) -> None:
-        """Leave the pool, whose thread ends with the last writer; what is still queued is not written."""
+        """Leave the pool, whose threads end with the last writer; what is still queued is not written."""
         if self._pool is not None:
-            self._pool.close(self._work)
+            self._pool.close(self._member)
             self._pool = None
 
     def name(self) -> str:
@@ -246,153 +296,7 @@ class Stager:
             reader.close()
 
 
-class Pool:
-    """The thread that stages for several writers of this process, and the bytes that may wait for it.
-
-    The bound is the largest of theirs. The thread begins with the first writer that joins and ends with the last.
-    """
-
-    def __init__(self) -> None:
-        # An object with its writer, or None: a writer has left. Its `put` alone may be called by the garbage collector,
-        # which can run in any thread, at any line, and so whatever lock is held.
-        self._queue: SimpleQueue[tuple[_Work, StagedObject] | None] = SimpleQueue()
-        # All below is guarded by _changed, and so is the n_pending of every work.
-        self._changed = threading.Condition()
-        self._pending_nbytes = 0
-        self._in_flight: _Work | None = None
-        self._bounds: dict[_Work, int] = {}
-        self._thread: threading.Thread | None = None
-
-    def join(self, work: _Work, max_pending_nbytes: int) -> None:
-        """Let the thread stage for a writer, too."""
-        with self._changed:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="mpistream-stage", daemon=True)
-                thread.start()
-                self._thread = thread
-            self._bounds[work] = max_pending_nbytes
-
-    def leave(self, work: _Work) -> None:
-        """Stage nothing more for a writer; what is queued of it is dropped. It takes no lock."""
-        work.has_left = True
-        self._queue.put(None)
-
-    def close(self, work: _Work) -> None:
-        """Leave, and wait for what is being written; with the last writer, for the end of the thread."""
-        with self._changed:
-            self.leave(work)
-            self._forget_left()
-            thread = self._thread
-            while self._in_flight is work or (thread is not None and self._thread is thread and not self._bounds):
-                self._changed.wait()
-            has_ended = self._thread is not thread
-        if thread is not None and has_ended:
-            thread.join()
-
-    def put(self, work: _Work, item: StagedObject) -> None:
-        """Queue an object; wait while more than the bound is on its way."""
-        with self._changed:
-            # An object larger than the bound still goes, alone.
-            while self._pending_nbytes and self._pending_nbytes + item.nbytes > max(self._bounds.values(), default=0):
-                self._changed.wait()
-            work.n_pending += 1
-            self._pending_nbytes += item.nbytes
-        self._queue.put((work, item))
-
-    def wait(self, work: _Work) -> None:
-        """Wait until nothing of a writer is on its way."""
-        with self._changed:
-            while work.n_pending:
-                self._changed.wait()
-
-    def _run(self) -> None:
-        while self._has_more():
-            pass
-
-    def _has_more(self) -> bool:
-        """Wait for the next object and stage it; False at the end of the thread. While it waits it holds no memory."""
-        found = self._queue.get()
-        if found is None:
-            with self._changed:
-                self._forget_left()
-                if self._bounds:
-                    return True
-                self._thread = None
-                self._changed.notify_all()
-                return False
-        work, item = found
-        with self._changed:
-            self._in_flight = None if work.has_left else work
-        try:
-            if self._in_flight is work:
-                work.stage(item)
-        finally:
-            with self._changed:
-                self._in_flight = None
-                work.n_pending -= 1
-                self._pending_nbytes -= item.nbytes
-                self._changed.notify_all()
-        return True
-
-    def _forget_left(self) -> None:
-        self._bounds = {work: bound for work, bound in self._bounds.items() if not work.has_left}
-        self._changed.notify_all()
-
-
-_pools: weakref.WeakValueDictionary[tuple[int, Hashable], Pool] = weakref.WeakValueDictionary()
-_pools_lock = threading.Lock()
-
-
-def pool_of(communicator: Hashable) -> Pool:
-    """Return the pool of the writers of one communicator in this process.
-
-    Not collective.
-
-    Parameters
-    ----------
-    communicator
-        What stands for it.
-    """
-    # A forked child has none of its parent's threads.
-    key = os.getpid(), communicator
-    with _pools_lock:
-        pool = _pools.get(key)
-        if pool is None:
-            pool = _pools[key] = Pool()
-        return pool
-
-
-class _Work:
-    """What is done for one writer, apart from `Stager` so that a thread does not keep that alive."""
-
-    def __init__(self, store: Store, folder: str, epoch: int) -> None:
-        self._store = store
-        self._folder = folder
-        self._epoch = epoch
-        self._names = itertools.count()
-        self.n_pending = 0
-        """Objects on their way; guarded by the pool."""
-        self.has_left = False
-        """Whether nothing more shall be staged."""
-
-    def name(self) -> str:
-        return f"{self._folder}/{next(self._names)}"
-
-    def stage(self, item: StagedObject) -> None:
-        key = self.name()
-        try:
-            if item.pieces is None:
-                # It was placed, and the sync of its name failed: its bytes lie under its key.
-                data = self._store.read(item.key)
-                if data is None:
-                    raise StoreError(f"{item.key}: gone after the sync of its folder failed; roll back", kind="io")
-                item.pieces = [data]
-            self._store.stage(key, item.pieces, sync=item.must_sync)
-        except StoreError as error:
-            item.error = fenced(self._store, self._epoch, error)
-            return
-        except Exception as error:  # noqa: BLE001 (kept for the next arrive; a dead thread would hang flush)
-            item.error = error
-            return
-        item.tail = bytes(item.pieces[-1])[-_TAIL_NBYTES:]
-        item.staged_key, item.pieces, item.error = key, None, None
+def _raise_first(items: Iterable[StagedObject]) -> None:
+    for item in items:
+        if item.error is not None:
+            raise item.error

@@ -20,10 +20,11 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 from urllib.parse import unquote
 
-from mpistream.errors import StoreError
-from mpistream.local_store import Buffer, LocalStore
+from mpistream.errors import FormatError, StoreError
+from mpistream.local_store import MAX_READ_NBYTES, Buffer, LocalStore
 
 __all__ = [
+    "MAX_READ_NBYTES",
     "Listable",
     "Nested",
     "ObjectReader",
@@ -33,6 +34,7 @@ __all__ = [
     "Writable",
     "open_readable",
     "open_store",
+    "read_whole",
 ]
 
 
@@ -44,6 +46,12 @@ class ObjectReader(Protocol):
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return at most ``nbytes`` bytes from ``offset``; fewer only at the end."""
 
+    def read_into(self, offset: int, buffer: Buffer) -> int:
+        """Fill a buffer from ``offset``; return the number of bytes, fewer only at the end.
+
+        Several threads may read of one object.
+        """
+
     def close(self) -> None:
         """Release the descriptor."""
 
@@ -53,7 +61,10 @@ class Readable(Protocol):
     """A store whose objects can be read."""
 
     def read(self, key: str) -> bytes | None:
-        """Return an object, or None when there is none."""
+        """Return an object that is read whole, a document or a chunk; None when there is none.
+
+        A local folder refuses one of more than `MAX_READ_NBYTES`, FormatError of kind ``size``: see `read_whole`.
+        """
 
     def open(self, key: str) -> ObjectReader | None:
         """Open an object for reads of ranges, or None when there is none."""
@@ -88,7 +99,7 @@ class Writable(Protocol):
         """Rename a staged object to its key, replacing what is there."""
 
     def sync_folders(self, keys: Iterable[str]) -> None:
-        """Make the names of ``keys`` durable, from the leaf folder up to the first one below the root.
+        """Make the names of ``keys`` durable: all folders from the leaf up to the first one below the root, together.
 
         The root itself is synced, last, when one of the keys lies right in it.
         """
@@ -126,6 +137,36 @@ class ReadableStore(Readable, Listable, Protocol):
 
 class Store(ReadableStore, Writable, Protocol):
     """A store with every capability."""
+
+
+def read_whole(store: Readable, key: str, at_most: int) -> bytes | None:
+    """Return an object that may be large, a shard; None when there is none.
+
+    Not collective.
+
+    Parameters
+    ----------
+    store
+        The store.
+    key
+        The object.
+    at_most
+        Bytes that it can have.
+
+    Raises
+    ------
+    FormatError
+        Kind ``size`` for one that has more; it is not read.
+    """
+    opened = store.open(key)
+    if opened is None:
+        return None
+    try:
+        if opened.nbytes > at_most:
+            raise FormatError(f"{key}: {opened.nbytes} bytes, it can have at most {at_most}", kind="size")
+        return opened.read(0, opened.nbytes)
+    finally:
+        opened.close()
 
 
 def open_store(url: str | os.PathLike[str] | Store) -> Store:

@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -88,11 +89,15 @@ class CommitToken:
         }
 
     def to_text(self) -> str:
-        """Return the token as JSON text.
+        """Return the token as text: three lines of JSON, the first two of which many writers have in common.
 
         Not collective.
         """
-        return json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False)
+        document = self.to_json()
+        return "\n".join(
+            json.dumps({name: document[name] for name in names}, separators=(",", ":"), allow_nan=False)
+            for names in (_OF_COMMIT, _OF_COUNTS, _OF_WRITER)
+        )
 
     @classmethod
     def from_text(cls, text: str) -> CommitToken:
@@ -106,10 +111,10 @@ class CommitToken:
             Kind ``token`` when it is not such a text.
         """
         try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"damaged token: {error}", kind="token") from error
-        return cls.from_json(document)
+            of_commit, of_counts, of_writer = text.split("\n")
+            return cls(**_commit_of(of_commit), **_counts_of(of_counts), **_writer_fields(json.loads(of_writer)))
+        except (*_DAMAGE, RecursionError) as error:
+            raise _damaged(error) from error
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> CommitToken:
@@ -123,28 +128,70 @@ class CommitToken:
             Kind ``token`` when it is not such a description.
         """
         try:
-            return cls(
-                store_id=str(document["store_id"]),
-                run_id=str(document["run_id"]),
-                fingerprint=str(document["fingerprint"]),
-                epoch=operator.index(document["epoch"]),
-                base_seq=operator.index(document["base_seq"]),
-                writer=operator.index(document["writer"]),
-                records=tuple((operator.index(a), operator.index(b)) for a, b in document["records"]),
-                n_blobs=operator.index(document["n_blobs"]),
-                n_packs=operator.index(document["n_packs"]),
-                times_sha256=str(document["times_sha256"]),
-                n_objects=operator.index(document["n_objects"]),
-                nbytes=operator.index(document["nbytes"]),
-                last_t=None if document["last_t"] is None else _number(document["last_t"]),
-                n_cells={str(k): operator.index(n) for k, n in document["n_cells"].items()},
-                statics={str(k): operator.index(n) for k, n in document["statics"].items()},
-                region=region_from_json(document["region"]),
-                times=None if document["times"] is None else tuple(_number(t) for t in document["times"]),
-                failure=None if document["failure"] is None else {k: document["failure"][k] for k in _FAILURE},
-            )
-        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"damaged token: {type(error).__name__}: {error}", kind="token") from error
+            return cls(**_commit_fields(document), **_counts_fields(document), **_writer_fields(document))
+        except _DAMAGE as error:
+            raise _damaged(error) from error
+
+
+# The fields of a token by who has them in common: all writers of a commit, all with as much of it, nobody.
+_OF_COMMIT = (
+    *("store_id", "run_id", "fingerprint", "epoch", "base_seq", "records", "last_t", "times_sha256", "times"),
+    "failure",
+)
+_OF_COUNTS = ("n_cells", "statics", "n_blobs", "n_packs", "n_objects")
+_OF_WRITER = ("writer", "nbytes", "region")
+_DAMAGE = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
+
+
+def _damaged(error: BaseException) -> FormatError:
+    return FormatError(f"damaged token: {type(error).__name__}: {error}", kind="token")
+
+
+def _commit_fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "store_id": str(document["store_id"]),
+        "run_id": str(document["run_id"]),
+        "fingerprint": str(document["fingerprint"]),
+        "epoch": operator.index(document["epoch"]),
+        "base_seq": operator.index(document["base_seq"]),
+        "records": tuple((operator.index(a), operator.index(b)) for a, b in document["records"]),
+        "last_t": None if document["last_t"] is None else _number(document["last_t"]),
+        "times_sha256": str(document["times_sha256"]),
+        "times": None if document["times"] is None else tuple(_number(t) for t in document["times"]),
+        "failure": None if document["failure"] is None else {k: document["failure"][k] for k in _FAILURE},
+    }
+
+
+def _counts_fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "n_cells": {str(k): operator.index(n) for k, n in document["n_cells"].items()},
+        "statics": {str(k): operator.index(n) for k, n in document["statics"].items()},
+        "n_blobs": operator.index(document["n_blobs"]),
+        "n_packs": operator.index(document["n_packs"]),
+        "n_objects": operator.index(document["n_objects"]),
+    }
+
+
+def _writer_fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "writer": operator.index(document["writer"]),
+        "nbytes": operator.index(document["nbytes"]),
+        "region": region_from_json(document["region"]),
+    }
+
+
+# Of very many writers most have the same first two lines: they are taken apart once, and held once. A token is not
+# changed once it is made, and neither is what it holds.
+
+
+@lru_cache(maxsize=64)
+def _commit_of(text: str) -> dict[str, Any]:
+    return _commit_fields(json.loads(text))
+
+
+@lru_cache(maxsize=64)
+def _counts_of(text: str) -> dict[str, Any]:
+    return _counts_fields(json.loads(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

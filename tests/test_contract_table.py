@@ -21,6 +21,7 @@ OWNERS = {
     "w": mpistream.StreamWriter,
     "rec": Record,
     "part": mpistream.PartWriter,
+    "ls": mpistream.LocationSeriesWriter,
     "r": mpistream.StoreReader,
     "h": mpistream.HDF5Reader,
 }

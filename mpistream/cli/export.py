@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from mpistream.cli.terminal import app, failed, line, say, size_text
-from mpistream.comm import world_if_many
+from mpistream.comm import world
 from mpistream.errors import MPIStreamError, SchemaError
-from mpistream.export import export as export_stream
+from mpistream.exporting import export as export_stream
 from mpistream.selection import parse_bounds
 
 __all__ = ["export", "parse_region"]
@@ -63,7 +63,7 @@ def export(
     -----
     Under mpiexec all ranks take part, and rank 0 speaks. Exit code 1 and one line on stderr when nothing was exported.
     """
-    comm = world_if_many()
+    comm = world()
     is_speaker = comm is None or comm.rank == 0
     try:
         bounds = None if records is None else slice(*parse_bounds(records))

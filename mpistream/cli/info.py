@@ -82,10 +82,11 @@ def _summary(facts: Mapping[str, Any]) -> dict[str, str]:
     if facts["n_dropped"]:
         parts = [f"{d['start']} to {d['stop'] - 1} by epoch {d['epoch']}" for d in facts["dropped"]]
         dropped = f"{facts['n_dropped']} records kept aside until the next commit: {', '.join(parts)}"
+    is_whole = facts["n_committed"] == facts["n_records"]
     return {
         "store": line(facts["url"]),
         "title": "none" if facts["title"] is None else line(facts["title"]),
-        "records": str(facts["n_records"]),
+        "records": str(facts["n_records"]) + ("" if is_whole else f", {facts['n_committed']} committed"),
         "last t": last_t,
         "dims": ", ".join(f"{line(d)} {n}" for d, n in facts["dims"].items()),
         "commit": f"{facts['commit_seq']} in epoch {facts['epoch']}",

@@ -51,7 +51,7 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Look into stores that mpistream wrote, watch runs, compare, plot, export, commit and repair."""
+    """Look into stores that mpistream wrote, watch runs, compare, plot, export, commit, repair, plan and measure."""
 
 
 # Heading, whether numbers stand in it, text of a row.

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from mpistream.cli import commit, diff, export, info, ls, plan, plot, repair, watch
+from mpistream.cli import bench, commit, diff, export, info, ls, plan, plot, repair, truncate, verify, watch
 from mpistream.cli.terminal import app
 
-__all__ = ["app", "commit", "diff", "export", "info", "ls", "plan", "plot", "repair", "watch"]
+__all__ = [
+    "app",
+    "bench",
+    "commit",
+    "diff",
+    "export",
+    "info",
+    "ls",
+    "plan",
+    "plot",
+    "repair",
+    "truncate",
+    "verify",
+    "watch",
+]

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,16 +36,15 @@ from mpistream.errors import FormatError
 from mpistream.rounding import Rounding
 from mpistream.zarr3.codecs import ChunkCodec, crc32c
 
-__all__ = ["MISSING", "ChunkEncoder", "OpenShard", "ShardSpec", "index_bytes", "parse_index", "read_shard"]
+__all__ = ["MISSING", "ChunkEncoder", "OpenShard", "Scratch", "ShardSpec", "index_bytes", "parse_index"]
 
 # On disk. Do not change; see FORMAT.md.
 MISSING = 2**64 - 1
 _ENTRY = np.dtype("<u8")
 _CRC_NBYTES = 4
 
-# Neighbours with a gap of at most this are read in one call: a seek costs more than the bytes between.
-_MAX_GAP_NBYTES = 64 * 1024
-_MAX_READ_NBYTES = 64 * 1024 * 1024
+# Far below what a process can hold, far above the shards that rows of many versions belong to.
+_MIN_ROOM_NBYTES = 256 * 1024 * 1024
 
 Slices = tuple[slice, ...]
 
@@ -73,6 +72,16 @@ class ShardSpec:
     def index_nbytes(self) -> int:
         """Bytes of the index with its checksum."""
         return 16 * math.prod(self.n_chunks) + _CRC_NBYTES
+
+    @property
+    def max_nbytes(self) -> int:
+        """More than an object has that was written in good faith.
+
+        Each inner chunk once for every record that it holds, and for two that were given up; runs that gave up many
+        more are left room for, where the shards are small.
+        """
+        chunks = math.prod(self.n_chunks) * self.codec.max_nbytes(self.chunk_shape)
+        return self.index_nbytes + max((2 + self.chunk_shape[0]) * chunks, _MIN_ROOM_NBYTES)
 
 
 def index_bytes(entries: NDArray[np.uint64]) -> bytes:
@@ -125,8 +134,25 @@ def parse_index(data: bytes, spec: ShardSpec, object_nbytes: int) -> NDArray[np.
     return entries
 
 
+class Scratch:
+    """Memory for one inner chunk at a time, used again and again, so that it stays in the cache; of one thread."""
+
+    def __init__(self) -> None:
+        self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def chunk(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an array that is valid until the next call.
+
+        Not collective.
+        """
+        nbytes = math.prod(shape) * dtype.itemsize
+        if self._memory.nbytes < nbytes:
+            self._memory = np.empty(nbytes, np.uint8)
+        return self._memory[:nbytes].view(dtype).reshape(shape)
+
+
 class ChunkEncoder:
-    """Encodes inner chunks of one array through one scratch chunk.
+    """Encodes inner chunks of one array; it keeps nothing, so several threads may use it.
 
     Parameters
     ----------
@@ -136,14 +162,15 @@ class ChunkEncoder:
 
     def __init__(self, spec: ShardSpec) -> None:
         self.spec = spec
-        self._scratch: NDArray[Any] = np.empty(spec.chunk_shape, spec.codec.stored_dtype)
         pattern = spec.fill.astype(spec.codec.stored_dtype).reshape(1)
         # The widest word that numpy compares at memory speed; complex128 is two of them.
         word = f"u{min(pattern.itemsize, 8)}"
         self._word = np.dtype(word)
         self._pattern: NDArray[Any] = pattern.view(word)
 
-    def encode(self, view: NDArray[Any], *, is_stored: bool = False) -> list[Any] | None:
+    def encode(
+        self, view: NDArray[Any], scratch: Scratch | None = None, *, is_stored: bool = False, is_borrowed: bool = False
+    ) -> list[Any] | None:
         """Return the encoded inner chunk as buffers, or None when it is all fill.
 
         Not collective.
@@ -153,21 +180,27 @@ class ChunkEncoder:
         view
             At most ``chunk_shape``, any strides and byte order. At the edge of the array it is smaller; the
             rest of the chunk is fill.
+        scratch
+            Where it is put together if it can't be encoded as it lies; by default memory of this call.
         is_stored
             Encode it though it is all fill.
+        is_borrowed
+            The view stays as it is until the buffers are written, so they may be parts of it.
         """
+        shape, dtype = self.spec.chunk_shape, self.spec.codec.stored_dtype
         chunk = view
-        if view.shape != self._scratch.shape:
-            self._scratch[...] = self.spec.fill
-            self._scratch[tuple(slice(n) for n in view.shape)] = view
-            chunk = self._scratch
-        elif not view.flags.c_contiguous or view.dtype != self._scratch.dtype or self.spec.rounding is not None:
-            self._scratch[...] = view
-            chunk = self._scratch
+        is_whole = view.shape == shape
+        if not is_whole or not view.flags.c_contiguous or view.dtype != dtype or self.spec.rounding is not None:
+            chunk = (scratch or Scratch()).chunk(shape, dtype)
+            if not is_whole:
+                chunk[...] = self.spec.fill
+            chunk[tuple(slice(n) for n in view.shape)] = view
         if self.spec.rounding is not None:
             # In the scratch chunk, since the values are the caller's. Cells that were rounded before stay as they are.
             self.spec.rounding.apply(chunk)
-        return None if not is_stored and self._is_fill(chunk) else self.spec.codec.encode(chunk)
+        if not is_stored and self._is_fill(chunk):
+            return None
+        return self.spec.codec.encode(chunk, is_borrowed=is_borrowed and chunk is view)
 
     def _is_fill(self, chunk: NDArray[Any]) -> bool:
         words = chunk.reshape(-1).view(self._word).reshape(-1, self._pattern.size)
@@ -260,8 +293,10 @@ class OpenShard:
         """Bytes of encoded pieces and of raw records that are held in memory."""
         return self._end + sum(slab.records.nbytes for slab in self._slabs.values())
 
-    def put(self, record: int, block: NDArray[Any]) -> None:
-        """Put a record of the row into the shard.
+    def put(
+        self, record: int, block: NDArray[Any], scratch: Scratch | None = None, *, is_borrowed: bool = False
+    ) -> None:
+        """Put a record of the row into the shard; a call that fails changes nothing, and may be made again.
 
         Not collective.
 
@@ -271,48 +306,87 @@ class OpenShard:
             Its position in the row; each is put once.
         block
             The shard's part of the record, shape ``box_shape``; it may be overwritten when the call returns.
+        scratch
+            As in `ChunkEncoder.encode`.
+        is_borrowed
+            The block stays as it is until the object is written.
         """
         time_index, in_slab = divmod(record, self._time_extent)
         if self._time_extent == 1:
-            self._encode(time_index, block[np.newaxis])
+            self._encode(time_index, block[np.newaxis], scratch, is_borrowed=is_borrowed)
             return
         slab = self._slabs.get(time_index)
         if slab is None:
             slab = self._slabs[time_index] = self._new_slab()
         assert in_slab not in slab.present, "a record is put once"
         slab.records[in_slab] = block
-        slab.present.add(in_slab)
-        slab.is_dirty = True
-        if len(slab.present) == self._time_extent:
-            self._encode(time_index, slab.records)
+        if len(slab.present) + 1 == self._time_extent:
+            self._encode(time_index, slab.records, scratch)
             del self._slabs[time_index]
+        else:
+            slab.present.add(in_slab)
+            slab.is_dirty = True
 
-    def finish(self) -> list[Any]:
+    def put_rows(self, records: NDArray[Any], present: Collection[int], scratch: Scratch | None = None) -> None:
+        """Put records of the row into an empty shard, all at once.
+
+        Not collective.
+
+        Parameters
+        ----------
+        records
+            All records of the row, shape ``(records, *box_shape)``; those that are not present are fill.
+        present
+            Their positions in the row; inner chunks without any are left out.
+        scratch
+            As in `ChunkEncoder.encode`.
+        """
+        n = self._time_extent
+        for time_index in sorted({record // n for record in present}):
+            self._encode(time_index, records[time_index * n : (time_index + 1) * n], scratch)
+
+    def finish(self, scratch: Scratch | None = None) -> list[Any]:
         """Return the object as it is now, as buffers to be written one after the other.
 
-        Not collective. The shard goes on growing afterwards.
+        Not collective. The shard goes on growing afterwards; a call that fails may be made again.
+
+        Parameters
+        ----------
+        scratch
+            As in `ChunkEncoder.encode`.
         """
         for time_index, slab in sorted(self._slabs.items()):
             if slab.is_dirty:
-                self._encode(time_index, slab.records)
+                self._encode(time_index, slab.records, scratch)
                 slab.is_dirty = False
         return [*self._pieces, index_bytes(self._entries)]
 
     def _new_slab(self) -> _Slab:
         return _Slab(np.full(self._slab_shape, self._spec.fill, self._spec.codec.stored_dtype))
 
-    def _encode(self, time_index: int, records: NDArray[Any]) -> None:
+    def _encode(
+        self, time_index: int, records: NDArray[Any], scratch: Scratch | None, *, is_borrowed: bool = False
+    ) -> None:
+        """Encode the inner chunks of a position in time: all of them, or none when one fails."""
+        at = self._grid[time_index]
+        entries, end = self._entries[at], self._end  # a copy
+        encoded: list[Any] = []
         for index, box in self._space:
-            entry = self._entries[self._grid[(time_index, *index)]]
+            entry = entries[index]
             # What an earlier object stored stays stored, also when the records that are left of it are all fill: its
             # bytes would otherwise lie behind all that the index names, and the next `from_object` would drop them.
-            pieces = self._encoder.encode(records[(slice(None), *box)], is_stored=bool(entry[0] != MISSING))
+            is_stored = bool(entry[0] != MISSING)
+            view = records[(slice(None), *box)]
+            pieces = self._encoder.encode(view, scratch, is_stored=is_stored, is_borrowed=is_borrowed)
             if pieces is None:
                 continue
             nbytes = sum(len(p) for p in pieces)
-            entry[:] = self._end, nbytes
-            self._pieces += pieces
-            self._end += nbytes
+            entry[:] = end, nbytes
+            encoded += pieces
+            end += nbytes
+        self._pieces += encoded
+        self._entries[at] = entries
+        self._end = end
 
 
 @dataclass(slots=True)
@@ -332,75 +406,3 @@ def _split(shape: Sequence[int], chunk_shape: Sequence[int]) -> Iterator[tuple[t
             index,
             tuple(slice(i * c, min((i + 1) * c, n)) for i, c, n in zip(index, chunk_shape, shape, strict=True)),
         )
-
-
-def read_shard(
-    spec: ShardSpec,
-    object_nbytes: int,
-    read: Callable[[int, int], bytes],
-    box: Sequence[tuple[int, int]],
-    out: NDArray[Any],
-) -> None:
-    """Decode a box of a shard into ``out``; only the inner chunks that it touches are read.
-
-    Not collective.
-
-    Parameters
-    ----------
-    spec
-        The array's shards.
-    object_nbytes
-        Bytes of the object.
-    read
-        ``read(offset, nbytes) -> bytes`` over the object.
-    box
-        Half-open bounds in the shard, one pair a dim, time first.
-    out
-        Array of the box's shape.
-
-    Raises
-    ------
-    FormatError
-        For a damaged index or inner chunk.
-    """
-    # Never more than there is: the size of an index is what a document claims.
-    nbytes = min(spec.index_nbytes, object_nbytes)
-    entries = parse_index(read(0 if spec.is_index_first else object_nbytes - nbytes, nbytes), spec, object_nbytes)
-    grid = np.arange(len(entries)).reshape(spec.n_chunks)
-    wanted: list[tuple[int, int, Slices, Slices]] = []
-    ranges = [range(lo // c, -(-hi // c)) for (lo, hi), c in zip(box, spec.chunk_shape, strict=True)]
-    for index in itertools.product(*ranges):
-        target, source = [], []
-        for i, c, (lo, hi) in zip(index, spec.chunk_shape, box, strict=True):
-            first, last = max(lo, i * c), min(hi, (i + 1) * c)
-            target.append(slice(first - lo, last - lo))
-            source.append(slice(first - i * c, last - i * c))
-        offset, nbytes = (int(v) for v in entries[grid[index]])
-        if offset == MISSING:
-            out[tuple(target)] = spec.fill
-        else:
-            wanted.append((offset, nbytes, tuple(target), tuple(source)))
-    wanted.sort(key=lambda w: w[:2])
-    for group in _grouped(wanted):
-        first = group[0][0]
-        data = read(first, max(offset + nbytes for offset, nbytes, _, _ in group) - first)
-        for offset, nbytes, to, of in group:
-            chunk = spec.codec.decode(data[offset - first : offset - first + nbytes], spec.chunk_shape)
-            out[to] = chunk[of]
-
-
-def _grouped(
-    wanted: list[tuple[int, int, Slices, Slices]],
-) -> Iterator[list[tuple[int, int, Slices, Slices]]]:
-    """Join neighbouring byte ranges, so that a whole row of inner chunks is one read."""
-    group: list[tuple[int, int, Slices, Slices]] = []
-    end = 0
-    for item in wanted:
-        offset, nbytes = item[:2]
-        if group and (offset > end + _MAX_GAP_NBYTES or offset + nbytes - group[0][0] > _MAX_READ_NBYTES):
-            yield group
-            group = []
-        end = offset + nbytes if not group else max(end, offset + nbytes)
-        group.append(item)
-    if group:
-        yield group

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import tracemalloc
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mpistream as ms
+from mpistream.local_store import LocalStore
 from mpistream.manifest import Manifest
 from mpistream.memory_store import MemoryStore
 from mpistream.zarr3.codecs import ChunkCodec
@@ -123,25 +128,33 @@ def test_opening_a_reader_reads_one_file() -> None:
     assert store.counts == {"read": 1}
 
 
-class PaperStore(MemoryStore):
+class _Paper:
     """A store of which only the last objects exist; time chunks of the records before are made when asked for."""
 
-    def __init__(self, schema: ms.StreamSchema) -> None:
-        super().__init__()
-        self._codec = ChunkCodec(schema.time_array.chain, np.dtype("float64"))
+    def __init__(self, *root: Any) -> None:
+        super().__init__(*root)
+        self._codec = ChunkCodec(schema_of(8).time_array.chain, np.dtype("float64"))
 
     def read(self, key: str) -> bytes | None:
-        found = super().read(key)
+        found: bytes | None = super().read(key)  # type: ignore[misc]
         if found is None and key.startswith("time/c/"):
             times = np.arange(TIME_CHUNK, dtype="float64") + TIME_CHUNK * int(key.removeprefix("time/c/"))
             found = b"".join(map(bytes, self._codec.encode(times)))
         return found
 
 
-def on_paper(n_records: int) -> Any:
+class PaperStore(_Paper, MemoryStore):
+    """In memory."""
+
+
+class PaperFolder(_Paper, LocalStore):
+    """In a folder."""
+
+
+def on_paper(n_records: int, folder: Path | None = None) -> Any:
     """Return a store that says it has so many records, in rows of 8, two inner chunks each."""
     schema = schema_of(8)
-    store: Any = PaperStore(schema)
+    store: Any = PaperStore() if folder is None else PaperFolder(folder)
     with ms.write_open(store, schema, options=QUICK) as writer:
         writer.write_static("topo", 0.0)
     manifest = Manifest.from_bytes(store.read(MANIFEST) or b"")
@@ -174,6 +187,86 @@ def append_on_paper(n_records: int, at: float | None) -> tuple[Counts, int]:
         return store.counts, tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+def system_calls(store: Any, monkeypatch: pytest.MonkeyPatch) -> Counts:
+    """Append a row to a folder durably, a commit each record, and read; return what was asked of the system."""
+    found: Counter[str] = Counter()
+
+    def counted(name: str) -> Any:
+        call, is_open = getattr(os, name), threading.Lock()
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with is_open:
+                found[name] += 1
+            return call(*args, **kwargs)
+
+        return wrapped
+
+    with ms.write_resume(store) as writer, monkeypatch.context() as patch:
+        for name in ("open", "fsync", "mkdir", "rename", "unlink", "listdir", "pread", "preadv"):
+            patch.setattr(os, name, counted(name))
+        for _ in range(8):
+            put_record(writer)
+            writer.commit()
+        reader = ms.open_reader(store)
+        assert reader.read_record("u", -1).tolist() == [(reader.n_records - 1) % 1000] * 4
+    return dict(found)
+
+
+def test_durable_commits_ask_the_system_the_same_at_record_10_000(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files and folders are opened, synced and renamed as often behind 10,000 records as behind 8; none is listed."""
+    few, many = (system_calls(on_paper(n, tmp_path / str(n)), monkeypatch) for n in (8, 10_000))
+    assert many == few
+    assert few["fsync"] > 8 * 12
+    assert "listdir" not in few
+
+
+def test_opening_a_reader_on_100_000_records_reads_one_file() -> None:
+    """It lists nothing, and a record takes the shards of the record; all times are one read per 1,024 of them."""
+    store = on_paper(100_000)
+    with ms.write_resume(store, options=QUICK) as writer:
+        put_record(writer)
+    store.reset()
+    reader = ms.open_reader(store)
+    assert reader.n_records == 100_001
+    assert store.counts == {"read": 1}
+    store.reset()
+    assert reader.read_record("u", -1).tolist() == [0.0] * 4
+    assert store.counts == {"open": 2, "read_range": 4, "read": 1}
+    store.reset()
+    assert reader.times.tolist() == list(range(100_001))
+    assert store.counts == {"read": 98 + 1}
+
+
+class MeetingStore(MemoryStore):
+    """A store in which no document is staged alone, once ``must_meet`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meeting = threading.Barrier(2)
+        self.must_meet = False
+
+    def stage(self, key: str, pieces: Any, *, sync: bool) -> int:
+        if self.must_meet and b'"node_type"' in b"".join(map(bytes, pieces)):
+            self.meeting.wait(30)
+        return super().stage(key, pieces, sync=sync)
+
+
+def test_documents_wait_for_the_disk_together() -> None:
+    """Those of all variables are staged at the same time: two by two they meet here, and none comes through alone."""
+    store = MeetingStore()
+    schema = append_schema({"y": 4}, {name: ms.Variable(("time", "y"), "int8") for name in "uv"})
+    url: Any = store
+    with ms.write_open(url, schema) as writer:
+        writer.write_record(0.0, {"u": 1, "v": 2})
+        # The group, time and two variables: four.
+        store.must_meet = True
+        writer.commit()
+        store.must_meet = False
+    assert ms.open_reader(url).n_records == 1
 
 
 def test_two_hundred_million_inner_chunks_cost_nothing() -> None:

@@ -21,7 +21,7 @@ import mpistream as ms
 from mpistream.arrays import check_layout
 from mpistream.commit import next_manifest, recover
 from mpistream.lease import Lease
-from mpistream.manifest import Manifest, layout_bytes
+from mpistream.manifest import Manifest, layout_bytes, parse_json
 from mpistream.memory_store import MemoryStore
 from mpistream.names import DTYPES, TIME_UNITS, check_name, fill_from_json, fill_to_json, stored_dtype
 from mpistream.rounding import Rounding
@@ -742,12 +742,42 @@ def test_limits_of_chunks_and_shards(what: str, is_shard: bool) -> None:
     """The number in the text is the last that is accepted."""
     n = limit(what)
     for length in (n, n + 1):
-        shapes = ([length], [1]) if is_shard else ([None], [length])
+        shapes = ([length], [None]) if is_shard else ([None], [length])
         if length == n:
             check_layout("v", ["x"], 1, *shapes)
         else:
             with pytest.raises(ms.SchemaError, match=str(n)):
                 check_layout("v", ["x"], 1, *shapes)
+
+
+def test_limit_of_inner_chunks() -> None:
+    n = limit("index of a shard")
+    check_layout("v", ["x", "y"], 1, [n // 4, 4], [1, 1])
+    with pytest.raises(ms.SchemaError, match=f"has {n + 4} inner chunks .* at most {n} are possible"):
+        check_layout("v", ["x", "y"], 1, [n // 4 + 1, 4], [1, 1])
+
+
+def test_limit_of_shards() -> None:
+    n = limit("array with time")
+
+    def laid_out(n_shards: int) -> ms.StreamSchema:
+        schema = ms.StreamSchema(
+            dims={"time": None, "x": n_shards},
+            time=ms.AppendTime(units="s"),
+            variables={"v": ms.Variable(("time", "x"), "int8")},
+        )
+        return schema.with_layout({"v": ((1, 1), (1, 1))})
+
+    assert laid_out(n).is_resolved
+    with pytest.raises(ms.SchemaError, match=f"{n + 1} shards of .* at most {n} are possible"):
+        laid_out(n + 1)
+
+
+def test_limit_of_documents() -> None:
+    n = limit("manifest")
+    assert parse_json("key", b'{"a":1}'.ljust(n)) == {"a": 1}
+    with pytest.raises(ms.FormatError, match=f"{n + 1} bytes, at most {n} are read"):
+        parse_json("key", b'{"a":1}'.ljust(n + 1))
 
 
 def test_limit_of_strings() -> None:

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import mpistream as ms
-from tests.support.golden import CASES, FOLDER, Golden, payload
+from tests.support.golden import CASES, FOLDER, LOCATIONS, Golden, payload
 from tests.support.plain import QUICK, READERS, Arrays, differing, open_xarray
 
 each_store = pytest.mark.parametrize("name", CASES)
@@ -52,7 +52,9 @@ def assert_read_by_us(url: Path, case: Golden) -> None:
 def test_there_is_a_golden_store_of_each_kind() -> None:
     """None is missing, and none is there that nothing is known of."""
     found = sorted(path.name for path in FOLDER.glob("*"))
-    assert found == sorted(f"{name}.zarr" for name in CASES), "python -m tests.data.make_golden makes what is missing"
+    assert found == sorted(f"{name}.zarr" for name in (*CASES, "locations")), (
+        "python -m tests.data.make_golden makes what is missing"
+    )
 
 
 @each_store
@@ -139,3 +141,38 @@ def test_golden_store_is_resumed(name: str, tmp_path: Path) -> None:
             records = tuple(range(len(times)))
     grown: dict[str, Any] = {**vars(case), "times": times, "committed": records}
     assert_read_by_us(url, Golden(**grown))
+
+
+def test_golden_locations_are_read_by_us_and_resumed(tmp_path: Path) -> None:
+    """Committed locations and no others; a copy takes the rest, and keeps what it had."""
+    url = tmp_path / "run.zarr"
+    shutil.copytree(url_of("locations"), url)
+    with ms.open_reader(url) as reader:
+        assert [i for a, b in reader.committed for i in range(a, b)] == list(LOCATIONS.committed)
+        assert reader.read_static("id").tolist() == list(LOCATIONS.ids)
+        assert reader.times.tolist() == list(LOCATIONS.times)
+        assert reader.read_static("lon").tolist() == [0, 1, 2, 3, 4]
+        for name in LOCATIONS.variables:
+            for i in LOCATIONS.committed:
+                expected = LOCATIONS.values(name, LOCATIONS.committed)[i]
+                assert differing({name: reader.read_location(name, LOCATIONS.ids[i])}, {name: expected}) == []
+    with ms.write_resume(url, schema=LOCATIONS.schema(), options=QUICK) as w:
+        assert isinstance(w, ms.LocationSeriesWriter)
+        assert w.missing() == [2, 4]
+        for i in w.missing():
+            w.write_location(i, LOCATIONS.series(i))
+    with ms.open_reader(url) as reader:
+        for name in LOCATIONS.variables:
+            assert differing({name: reader.read_array(name)}, {name: LOCATIONS.values(name, range(5))}) == []
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_golden_locations_are_read_by_plain_readers(reader: str) -> None:
+    """Bit by bit, fill value where no location is committed; those that know strings know the ids."""
+    names = [*LOCATIONS.variables, "committed", "time", "lon", *([] if reader == "tensorstore" else ["id"])]
+    found = dict(READERS[reader](url_of("locations"), names))
+    assert np.flatnonzero(found.pop("committed")).tolist() == list(LOCATIONS.committed)
+    if "id" in found:
+        assert found.pop("id").tolist() == list(LOCATIONS.ids)
+    expected = {name: LOCATIONS.values(name, LOCATIONS.committed) for name in LOCATIONS.variables}
+    assert differing(found, {**expected, "time": np.array(LOCATIONS.times), "lon": np.arange(5.0)}) == []

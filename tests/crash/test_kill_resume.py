@@ -17,10 +17,11 @@ from tests.support import writing_job
 from tests.support.collective import at_most, keys
 from tests.support.mpi_run import MPIJob, mpiexec, start_mpiexec
 from tests.support.scene import assert_holds, plain, time_of
+from tests.support.verified import assert_no_damage, assert_sound
 from tests.support.wait import wait_until
 from tests.support.writing_job import SCENE, SHARD, said_path
 
-N_KILLS = 20
+N_KILLS = int(os.environ.get("MPISTREAM_TEST_KILLS", "34"))
 OPTIONS = ms.Options(durability="none", timeout=20)
 
 
@@ -92,6 +93,7 @@ def _assert_committed(url: Path, n_min: int, n_max: int) -> int:
         np.testing.assert_array_equal(group[name][...], expected[:n_plain], err_msg=name, strict=True)
         for i in range(n):
             np.testing.assert_array_equal(reader.read_record(name, i), expected[i], err_msg=f"{name} {i}", strict=True)
+    assert_no_damage(url)
     return n
 
 
@@ -119,12 +121,14 @@ def _finish(w: ms.StreamWriter, url: Path, n_more: int = 3) -> None:
     # Of the stage folder and of what was dropped nothing is left.
     expected = {"manifest.json", "lease", f"layout-{w.epoch}.json", *(f"epochs/{e}" for e in range(1, w.epoch + 1))}
     assert keys(url, ours=True) == {f".mpistream/{name}" for name in expected}
+    assert_sound(url)
 
 
 @pytest.mark.slow
 def test_job_killed_again_and_again_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    """All ranks are killed at random points, on changing numbers of ranks (P-15, P-16): each record acknowledged before
-    is there and right, none beyond the manifest, nothing is left of the killed, and the end is a run's without a kill.
+    """All ranks are killed at random points, on changing numbers of ranks, rearranging or not (P-15, P-16): each record
+    acknowledged before is there and right, none beyond the manifest, nothing is left of the killed, and the end is a
+    run's without a kill.
     """
     seed = int(os.environ.get("MPISTREAM_TEST_SEED", random.SystemRandom().randrange(2**32)))
     print(f"MPISTREAM_TEST_SEED={seed}")
@@ -133,8 +137,10 @@ def test_job_killed_again_and_again_loses_nothing_that_was_acknowledged(tmp_path
     n_unacknowledged = 0
     for _ in range(N_KILLS):
         every = rng.choice([1, 1, 2, 3])
-        options = {"durability": rng.choice(["none", "fsync"]), "threads": rng.choice([0, 1])}
-        with _start(rng.randint(1, 4), url, 10_000, every=every, options=options) as job:
+        options = {"durability": rng.choice(["none", "fsync"]), "threads": rng.choice([0, 1, 2])}
+        wait, rearranged = rng.random() < 2 / 3, rng.random() < 0.5
+        how = {"every": every, "options": options, "wait": wait, "rearranged": rearranged}
+        with _start(rng.randint(1, 4), url, 10_000, **how) as job:
             opened = _wait_for(job, url, "opened")[0]
             assert (opened["opened"], opened["stray"], opened["stage"]) == (n, [], [str(opened["epoch"])])
             _wait_for(job, url, "committed", rng.randint(1, 4))
@@ -142,7 +148,8 @@ def test_job_killed_again_and_again_loses_nothing_that_was_acknowledged(tmp_path
             job.kill_ranks()
             job.kill()
             acknowledged = _said(url, "committed")[-1]["committed"]
-        n = _assert_committed(url, acknowledged, acknowledged + every)
+        # Without a wait any number may wait for the commit in which the job is killed.
+        n = _assert_committed(url, acknowledged, acknowledged + every if wait else 10_000)
         n_unacknowledged += n - acknowledged > 0
     print(f"{n} records, {n_unacknowledged} of {N_KILLS} kills between a commit and its acknowledgement")
 
@@ -155,6 +162,7 @@ def test_job_killed_again_and_again_loses_nothing_that_was_acknowledged(tmp_path
     for name in ("time", *SCENE.variables, *SCENE.statics, *SCENE.coords):
         assert killed[name][...].tobytes() == whole[name][...].tobytes()
         assert (url / name / "zarr.json").read_bytes() == (tmp_path / "whole" / name / "zarr.json").read_bytes()
+    assert_sound(url)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -171,10 +179,12 @@ def test_job_that_loses_one_rank_can_be_resumed(tmp_path: Path, rank: int) -> No
     mpiexec(2, _args(url, n + 3), timeout=60)
     assert_holds(url, SCENE, [0] * (n + 3))
     assert keys(url) == SCENE.keys(n + 3, SHARD)
+    assert_sound(url)
 
 
 # Where a job of three ranks is killed: who hangs in which call on which key, in the commit of which record, and how
-# many records are committed then. Record 6 is within a row, record 8 begins one; rank 2 has two of the four shards.
+# many records are committed then. Record 6 is within a row, record 8 begins one; rank 2 has two of the four shards, and
+# where the ranks' rows have to be rearranged, one rank writes them.
 PLACES: dict[str, tuple[dict[str, Any], int, int]] = {
     "within the write of a shard": ({"rank": 1, "call": "stage", "prefix": ""}, 6, 6),
     "between write and rename of a shard": ({"rank": 1, "call": "place", "prefix": "u/c/"}, 6, 6),
@@ -186,6 +196,8 @@ PLACES: dict[str, tuple[dict[str, Any], int, int]] = {
     "after the manifest": ({"rank": 0, "call": "sync_folders", "prefix": ".mpistream/manifest.json"}, 6, 7),
     "before the group's document": ({"rank": 0, "call": "place", "prefix": "zarr.json"}, 6, 7),
     "before an array's document": ({"rank": 0, "call": "place", "prefix": "zonal/zarr.json"}, 8, 9),
+    "rearranged, within the write of a shard": ({"rank": 0, "call": "stage", "prefix": ""}, 6, 6),
+    "rearranged, between write and rename of a shard": ({"rank": 0, "call": "place", "prefix": "u/c/"}, 8, 8),
 }
 
 
@@ -194,7 +206,7 @@ def test_job_killed_at_a_step_of_a_commit_is_resumed_from_before_or_after_it(tmp
     """The record is committed iff the manifest was renamed; a resume removes what was placed or staged beyond it."""
     hang, record, n = PLACES[place]
     url = tmp_path / "s"
-    _run_to_hang(3, url, 20, hang=hang, arm_at=record)
+    _run_to_hang(3, url, 20, hang=hang, arm_at=record, rearranged=place.startswith("rearranged"))
     assert _assert_committed(url, record, record + 1) == n
     _finish(_resume_alone(url, n), url)
 
@@ -220,6 +232,7 @@ def test_job_killed_while_it_makes_the_store_has_made_none(tmp_path: Path, hang:
     mpiexec(2, _args(url, 5), timeout=60)
     assert_holds(url, SCENE, [0] * 5)
     assert keys(url) == SCENE.keys(5, SHARD)
+    assert_sound(url)
 
 
 def _aside(url: Path) -> dict[str, bytes]:
@@ -239,6 +252,7 @@ def test_job_killed_right_after_a_resume_has_destroyed_nothing(tmp_path: Path) -
             assert (opened["opened"], opened["stray"]) == (n_kept, [])
             job.kill_ranks()
     assert_holds(url, SCENE, [0] * 6)
+    assert_no_damage(url)
 
     # Records 6 to 10 were in the rows 1 and 2; time, and what lies over time alone, is one chunk.
     lost = {k for k in old if k.startswith(("u/c/1/", "u/c/2/", "zonal/c/1/", "zonal/c/2/", "time/c/", "total/c/"))}

@@ -14,6 +14,7 @@ import mpistream as ms
 from tests.support import writing_job
 from tests.support.mpi_run import mpiexec, start_mpiexec
 from tests.support.scene import assert_holds, time_of
+from tests.support.verified import assert_no_damage, assert_sound
 from tests.support.wait import wait_until
 from tests.support.writing_job import SCENE, said_path
 
@@ -55,11 +56,13 @@ def test_dropped_records_are_restored_after_a_kill(
     with start_mpiexec(killed, args):
         wait_until(lambda: said_path(url).exists() and "hanging" in said_path(url).read_text(), 60, "the hanging call")
     assert_holds(url, SCENE, [0] * 6)
+    assert_no_damage(url)
 
     done = _repair(url)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"epoch 3: 4 dropped records restored; 10 records committed, last t {time_of(9)}\n"
     assert_holds(url, SCENE, [0] * 10)
+    assert_sound(url)
     again = _repair(url)
     assert (again.returncode, again.stdout) == (1, "")
     assert "nothing to restore" in again.stderr
@@ -67,3 +70,4 @@ def test_dropped_records_are_restored_after_a_kill(
     mpiexec(after, _args(url, 11, at=time_of(8), run=2, every=1))
     assert_holds(url, SCENE, [0] * 9 + [2] * 2)
     assert ms.open_reader(url).manifest.dropped == ()
+    assert_sound(url)

@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest import mock
 
 import mpistream as ms
-from tests.support.golden import CASES, FOLDER, Golden, payload
+from tests.support.golden import CASES, FOLDER, LOCATIONS, Golden, payload
 
 # Nothing waits, and no thread changes the order in which things are done.
 OPTIONS = ms.Options(durability="none", threads=0)
@@ -97,6 +97,16 @@ def dtypes(url: Path, case: Golden) -> None:
         write(w, case, range(3))
 
 
+def locations(url: Path) -> None:
+    w = ms.write_open(url, LOCATIONS.schema(), options=OPTIONS)
+    assert isinstance(w, ms.LocationSeriesWriter)
+    for some in ((3, 0), (1,)):
+        for i in some:
+            w.write_location(i, LOCATIONS.series(i))
+        w.commit()
+    w.close(partial=True)
+
+
 MAKERS: dict[str, Callable[[Path, Golden], None]] = {
     "rows-of-one": rows_of_one,
     "rows-of-four": rows_of_four,
@@ -109,7 +119,7 @@ MAKERS: dict[str, Callable[[Path, Golden], None]] = {
 
 def make(folder: Path) -> list[str]:
     """Write the stores that a folder lacks; return their names."""
-    missing = [name for name in CASES if not (folder / f"{name}.zarr").exists()]
+    missing = [name for name in (*CASES, "locations") if not (folder / f"{name}.zarr").exists()]
     for name in missing:
         url = folder / f"{name}.zarr"
         numbers = itertools.count()
@@ -118,7 +128,10 @@ def make(folder: Path) -> list[str]:
             return hashlib.sha256(f"{name} {next(numbers)}".encode()).digest()[:n]
 
         with mock.patch("os.urandom", urandom):
-            MAKERS[name](url, CASES[name])
+            if name in CASES:
+                MAKERS[name](url, CASES[name])
+            else:
+                locations(url)
         # It tells of the process that wrote, and is not needed once that has ended.
         (url / ".mpistream" / "lease").unlink()
     return missing

@@ -66,9 +66,11 @@ class Committing(Writing):
         partial = again or draw.random() < 0.7
         can = crew.are_equal() and not crew.is_broken()
         partial = partial or not can
+        # Without threads everything is durable when it is written, so that it is known what does not wait: full rows.
+        wait = partial or bool(crew.options.threads) or draw.random() < 0.5
         after = crew.committed(before, partial_rows=partial)
         seen = visible(self.store)
-        found = crew.call("commit", partial_rows=partial)
+        found = crew.call("commit", partial_rows=partial, wait=wait)
         if isinstance(found, BaseException):
             if self.failed(found, before, after):
                 assert self.is_faulty or not can, found

@@ -16,6 +16,7 @@ import mpistream as ms
 import mpistream.creating
 import mpistream.lease
 import mpistream.parallel
+import mpistream.rank_writer
 import mpistream.resuming
 import mpistream.session
 from mpistream.layout import resolve_layout, shard_regions
@@ -60,6 +61,8 @@ def in_one_process() -> Iterator[None]:
         mock.patch.object(mpistream.creating, "make_documents", make_once),
         mock.patch.object(mpistream.resuming, "make_documents", make_once),
         mock.patch.object(mpistream.lease.LeaseKeeper, "start"),
+        # Where there are threads, they encode.
+        mock.patch.object(mpistream.rank_writer, "_MIN_BACKGROUND_NBYTES", 0),
         mock.patch.object(mpistream.parallel, "_all_open", writers_here(mpistream.parallel._all_open)),
     ):
         yield

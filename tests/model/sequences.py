@@ -17,6 +17,7 @@ from tests.model.crew import in_one_process
 from tests.model.opening import N_OPERATIONS
 from tests.model.repairing import Repairing
 from tests.model.state import assert_plain
+from tests.support.verified import assert_no_damage, assert_sound
 
 __all__ = ["Failed", "Sequence", "run_sequence", "run_sequences"]
 
@@ -87,6 +88,9 @@ class Sequence(Repairing):
             self.say("close")
             self.close(draw)
             self.check(draw)
+        # Before what a crew that was killed has left over is removed, and after.
+        if draw.random() < 0.2:
+            assert_no_damage(self.store)
         self.say("resume")
         self.opened(draw, None)
         self.check(draw)
@@ -95,6 +99,7 @@ class Sequence(Repairing):
         assert not [k for k in list(self.store._objects) if k.startswith(".mpistream/stage/")]
         if draw.random() < 0.2:
             assert_plain(self.store, self.shape, self.state)
+            assert_sound(self.store)
 
 
 def run_sequence(seed: int) -> None:

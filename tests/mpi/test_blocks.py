@@ -77,7 +77,7 @@ def test_arrays_that_were_put_may_be_overwritten_before_the_record_ends(
 
 
 def test_buffer_is_the_array_that_is_written(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    """A record's buffer has the block's shape and the dtype on disk, and is the same array for the next record."""
+    """It has the shape and dtype on disk; where the caller encodes, it is the same array for the next record."""
     schema = PLANE.schema(shard_shape={"time": 2, **PLANE_SHARD})
     with ms.write_open(mpi_tmp_path / "s", schema, comm=comm, options=options()) as w:
         PLANE.write_statics(w)

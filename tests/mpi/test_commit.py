@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,34 @@ def test_a_row_that_grows_keeps_its_committed_records_readable(
             on_root(comm, check)
             if comm.rank == 0:
                 old.append(zarr.open_array(root / "u", mode="r"))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_rank_0_makes_the_folders_of_the_next_row(
+    comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second row on no rank makes one in place, and a resume that drops rows meets nothing in its way."""
+    url, made, mkdir = mpi_tmp_path / "s", [], os.mkdir
+
+    def note(path: Any, *args: Any) -> None:
+        made.append(str(path))
+        mkdir(path, *args)
+
+    with _opened(comm, url, row=1) as w:
+        PLANE.write_statics(w)
+        for i in range(4):
+            PLANE.write(w, i)
+            w.commit()
+            if i == 0:
+                monkeypatch.setattr(os, "mkdir", note)
+    monkeypatch.undo()
+    assert [path for path in made if "/.mpistream/stage/" not in path] == []
+    assert bool(made) is (comm.rank == 0)
+    ms.write_resume(url, comm=comm, at=time_of(1), options=OPTIONS).close()
+    on_root(comm, lambda: ms.repair(url, restore_dropped=True))
+    with ms.write_resume(url, comm=comm, options=OPTIONS) as w:
+        PLANE.write(w, 4)
+    on_root(comm, lambda: assert_holds(url, PLANE, [0] * 5))
 
 
 def test_rollback_drops_what_is_not_committed(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mpistream as ms
+from mpistream import shard_reads
 from tests.support.collective import OPTIONS, at_most, error_on_all, on_root, sync
 from tests.support.faults import FaultyStore
 from tests.support.scene import FULL, PLANE, time_of
@@ -72,6 +73,22 @@ def test_each_rank_reads_what_it_wants(comm: MPI.Intracomm, mpi_tmp_path: Path) 
                     np.testing.assert_array_equal(found, FULL.block(name, region, i), strict=True)
                 found = r.read_static("topo", region={"y": region["y"]})
                 np.testing.assert_array_equal(found, FULL.block("topo", {"y": region["y"]}), strict=True)
+
+
+def test_a_restart_reads_whole_fields_on_every_rank(
+    comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `w.reader` and a reader on the communicator give is the field, whoever wrote its parts, in threads too."""
+    monkeypatch.setattr(shard_reads, "_NBYTES_PER_THREAD", 16)
+    monkeypatch.setattr(shard_reads, "n_cores", lambda: 2)
+    url = mpi_tmp_path / "s"
+    _opened(comm, url).close()
+    expected = np.stack([PLANE.whole("u", i) for i in range(3)])
+    with ms.write_resume(url, comm=comm, options=OPTIONS) as w, ms.open_reader(url, comm=comm) as r:
+        for reader in (w.reader, r):
+            np.testing.assert_array_equal(reader.read_array("u"), expected, strict=True)
+            own = reader.read_record("u", -1, w.region)
+            np.testing.assert_array_equal(own, PLANE.block("u", w.region, 2), strict=True)
 
 
 def _missing(url: Path) -> None:

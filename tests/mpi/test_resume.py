@@ -10,6 +10,7 @@ import pytest
 import mpistream as ms
 from tests.support.collective import OPTIONS, keys, on_root, subcomm, sync, tree
 from tests.support.scene import PLANE, Scene, assert_holds, time_of
+from tests.support.verified import assert_sound
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -59,6 +60,7 @@ def _check(comm: MPI.Intracomm, url: Path, runs: list[int], row: int, separator:
     """Assert that exactly these records are there, and not one object more."""
     on_root(comm, lambda: assert_holds(url, SCENE, runs))
     assert on_root(comm, lambda: keys(url)) == SCENE.keys(len(runs), {"time": row, **SPACE}, separator)
+    on_root(comm, lambda: assert_sound(url))
 
 
 LAYOUTS = [(4, 1, "/"), (4, 4, "."), (1, 1, "/"), (8, 4, "/"), (4, 2, "/"), (1, 1, "."), (3, 3, ".")]

@@ -13,6 +13,7 @@ import mpistream as ms
 from tests.support.collective import at_most, error_on_all, keys, on_root, options, tree
 from tests.support.faults import FaultyStore
 from tests.support.scene import PLANE, assert_holds, time_of
+from tests.support.verified import assert_no_damage, assert_sound
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -43,6 +44,7 @@ def _zarr_tree(root: Path) -> dict[str, tuple[int, int, int]]:
 
 def _holds_the_first_three(comm: MPI.Intracomm, root: Path) -> None:
     on_root(comm, lambda: assert_holds(root, PLANE, [0, 0, 0]))
+    on_root(comm, lambda: assert_no_damage(root))
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,7 @@ def test_stage_that_fails_changes_no_key_and_can_be_tried_again(
     w.close()
     on_root(comm, lambda: assert_holds(root, PLANE, [0] * 6))
     assert on_root(comm, lambda: keys(root)) == PLANE.keys(6, SHARD)
+    on_root(comm, lambda: assert_sound(root))
 
 
 @pytest.mark.parametrize(

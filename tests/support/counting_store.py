@@ -136,6 +136,10 @@ class _CountingReader:
         self._store._count("read_range", self._key)
         return self._reader.read(offset, nbytes)
 
+    def read_into(self, offset: int, buffer: Any) -> int:
+        self._store._count("read_range", self._key)
+        return self._reader.read_into(offset, buffer)
+
     def close(self) -> None:
         if self._is_open:
             self._is_open = False

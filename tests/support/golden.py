@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import mpistream as ms
 
-__all__ = ["CASES", "FOLDER", "Golden", "payload"]
+__all__ = ["CASES", "FOLDER", "LOCATIONS", "Golden", "GoldenLocations", "payload"]
 
 FOLDER = Path(__file__).parents[1] / "data" / "golden"
 
@@ -194,3 +194,44 @@ CASES = {
     ),
 }
 """Name of the folder, without ``.zarr`` -> what is in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldenLocations:
+    """The golden location series: series are made of digits, 100 location + time; the last one lacks its last time."""
+
+    ids: tuple[str, ...] = ("cat-1", "cat-2", "é", "cat-40", "cat-5")
+    times: tuple[float, ...] = (0.0, 0.5, 2.0, 3.5)
+    variables: Mapping[str, str] = field(default_factory=lambda: {"flow": "float32", "code": "int16"})
+    committed: tuple[int, ...] = (0, 1, 3)
+
+    def schema(self) -> ms.StreamSchema:
+        """Return the schema."""
+        return ms.location_schema(
+            self.ids,
+            ms.IndexedTime(np.array(self.times), units="hours since 2000-01-01"),
+            self.variables,
+            chunk_locations=2,
+            inner_locations=1,
+            coords={"lon": np.arange(5.0)},
+            attrs={"title": "golden"},
+        )
+
+    def series(self, location: int) -> dict[str, NDArray[Any]]:
+        """Return what is written of a location."""
+        n = len(self.times) - (location == len(self.ids) - 1)
+        return {name: (100 * location + np.arange(n)).astype(dtype) for name, dtype in self.variables.items()}
+
+    def values(self, name: str, locations: Collection[int]) -> NDArray[Any]:
+        """Return a whole variable in which these locations are written."""
+        dtype = np.dtype(self.variables[name])
+        whole = np.full((len(self.ids), len(self.times)), np.nan if dtype.kind == "f" else 0, dtype)
+        for i in locations:
+            series = self.series(i)[name]
+            whole[i, : len(series)] = series
+        return whole
+
+
+# A chunk that was committed in two steps, one that is filled in part, and one without a location.
+LOCATIONS = GoldenLocations()
+"""Of the store ``locations``."""

@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +38,8 @@ _RANK_MAIN = Path(__file__).with_name("rank_main.py")
 # In the environment of everything that belongs to a job. A process group is not enough: launchers put ranks
 # into groups of their own, and ranks whose mpiexec was killed have no parent to be found by.
 _JOB_VARIABLE = "MPISTREAM_TEST_JOB"
+# The folder where rank_main.py puts tracebacks.
+_TRACES_VARIABLE = "MPISTREAM_TEST_TRACES"
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 # What the launcher and the ranks of a surrounding job leave in the environment.
 _OTHER_JOB_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_", "HYDI_", "HYDRA_")
@@ -77,6 +78,8 @@ class MPIJob:
         # Files, not pipes: a rank that outlives its launcher must not keep us reading.
         self._stdout = tempfile.TemporaryFile()  # noqa: SIM115 - closed in kill()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in kill()
+        # A file for each rank: tracebacks that several write to one are mixed up in mid line.
+        self._traces = tempfile.TemporaryDirectory()
         self._process = subprocess.Popen(
             self.args,
             stdin=subprocess.DEVNULL,
@@ -97,6 +100,7 @@ class MPIJob:
         self.kill()
         self._stdout.close()
         self._stderr.close()
+        self._traces.cleanup()
 
     @property
     def launcher_pid(self) -> int:
@@ -146,10 +150,27 @@ class MPIJob:
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
-            self.signal_ranks(signal.SIGUSR2)
-            time.sleep(1)  # for the tracebacks to be written, and for the launcher to pass them on
+            traces = self._trace_ranks()
             self.kill()
-            raise TimeoutError(f"no end after {timeout:g} s of {shlex.join(self.args)}\n{self.output()}") from None
+            raise TimeoutError(
+                f"no end after {timeout:g} s of {shlex.join(self.args)}\n{self.output()}\n{traces}"
+            ) from None
+
+    def _trace_ranks(self) -> str:
+        """Return where each thread of each rank stands, also when it hangs in a call of MPI."""
+        pids = self.pids
+        self.signal_ranks(signal.SIGUSR2)
+        files = {rank: Path(self._traces.name, str(pid)) for rank, pid in sorted(pids.items())}
+        seen: list[str] = []
+
+        def are_whole() -> bool:
+            seen.append("".join(f"--- rank {rank}\n{_text_of(file)}" for rank, file in files.items()))
+            return all(map(_text_of, files.values())) and seen[-1:] == seen[-2:-1]
+
+        # A rank that is stopped, or dies, writes none: what the others wrote is told all the same.
+        with contextlib.suppress(TimeoutError):
+            wait_until(are_whole, 2, "tracebacks", every=0.1)
+        return seen[-1]
 
     def kill(self) -> None:
         """Kill the launcher, the ranks and whatever else they started, until nothing is left."""
@@ -181,7 +202,7 @@ class MPIJob:
     def _environment(self, changes: Changes) -> dict[str, str]:
         own = {k: v for k, v in os.environ.items() if not k.startswith(_OTHER_JOB_PREFIXES)}
         path = os.pathsep.join(filter(None, [str(_ROOT), own.get("PYTHONPATH")]))
-        full = {**own, "PYTHONPATH": path, **changes, _JOB_VARIABLE: self._name}
+        full = {**own, "PYTHONPATH": path, **changes, _JOB_VARIABLE: self._name, _TRACES_VARIABLE: self._traces.name}
         return {k: v for k, v in full.items() if v is not None}
 
     def _processes(self) -> list[int]:
@@ -234,6 +255,13 @@ def _proc_words(pid: int, name: str) -> list[str]:
         return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return []
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _read_all(descriptor: int) -> str:

@@ -1,12 +1,14 @@
 """The start of every rank of `mpi_run`: ``python rank_main.py (script | -m module | -c code) args``.
 
-SIGUSR2 makes the rank print where each of its threads stands, also when it hangs in a call of MPI.
+SIGUSR2 makes the rank write where each of its threads stands, also when it hangs in a call of MPI, to a file of its
+own in the folder $MPISTREAM_TEST_TRACES.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import io
+import os
 import runpy
 import signal
 import sys
@@ -20,7 +22,8 @@ def main() -> None:
         # At once, and whole, so that lines of several ranks stay lines.
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    traces = open(os.path.join(os.environ["MPISTREAM_TEST_TRACES"], str(os.getpid())), "w")  # noqa: SIM115 - to the end
+    faulthandler.register(signal.SIGUSR2, file=traces, all_threads=True)
     del sys.argv[0]
     # As `python` itself does: the script's folder, or for -m and -c the current one, is searched first. What
     # stands there now is the folder of this file.

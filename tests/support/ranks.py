@@ -44,6 +44,7 @@ class MemoryWorld:
         self.mail: defaultdict[tuple[int, int], deque[tuple[int, bytes]]] = defaultdict(deque)
         self.arrays: defaultdict[tuple[int, int, int], deque[NDArray[Any]]] = defaultdict(deque)
         self.gathered: list[deque[bytes]] = [deque() for _ in range(size)]
+        self.maxima: defaultdict[int, dict[int, list[int]]] = defaultdict(dict)
         self.has_ended = [False] * size
 
     def end(self, rank: int) -> None:
@@ -61,6 +62,7 @@ class MemoryTransport:
         self.size = world.size
         self.communicator = (id(world), rank)
         self.is_free = False
+        self._n_maxima = 0
         self._world = world
 
     def send(self, dest: int, tag: int, data: bytes) -> None:
@@ -97,6 +99,23 @@ class MemoryTransport:
                     raise TimeoutError(f"rank 0 waits in gather for ranks {missing}")
                 world.changed.wait(left)
             return [queue.popleft() for queue in world.gathered]
+
+    def start_max(self, values: Sequence[int]) -> Callable[[], list[int] | None]:
+        """Begin to find the highest of each number; the n-th call of every rank belongs together."""
+        self._check(b"")
+        self._n_maxima += 1
+        n, world = self._n_maxima, self._world
+        with world.changed:
+            world.maxima[n][self.rank] = list(values)
+
+        def found() -> list[int] | None:
+            with world.changed:
+                all_of_them = list(world.maxima[n].values())
+            return (
+                [max(numbers) for numbers in zip(*all_of_them, strict=True)] if len(all_of_them) == self.size else None
+            )
+
+        return found
 
     def swap(
         self,

@@ -88,5 +88,8 @@ class _Counted:
     def read(self, offset: int, nbytes: int) -> bytes:
         return bytes(self._inner.read(offset, nbytes))
 
+    def read_into(self, offset: int, buffer: Any) -> int:
+        return int(self._inner.read_into(offset, buffer))
+
     def close(self) -> None:
         self._store.n_open -= 1

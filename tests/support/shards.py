@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.zarr3.codecs import ChunkCodec, profile_chain
-from mpistream.zarr3.shard import ChunkEncoder, OpenShard, ShardSpec, parse_index, read_shard
+from mpistream.zarr3.extract import DecodeScratch, OpenedObject, plan_reads
+from mpistream.zarr3.shard import ChunkEncoder, OpenShard, ShardSpec, parse_index
 
-__all__ = ["entries_of", "joined", "make_spec", "read_box", "read_whole", "write_shard"]
+__all__ = ["OpenedBytes", "entries_of", "joined", "make_spec", "read_box", "read_shard", "read_whole", "write_shard"]
 
 Array = NDArray[Any]
 
@@ -29,6 +30,27 @@ def make_spec(
     found = np.dtype(dtype)
     codec = ChunkCodec(profile_chain(profile, found), found)
     return ShardSpec(shard_shape=shard_shape, chunk_shape=chunk_shape, codec=codec, fill=np.array(fill, found))
+
+
+class OpenedBytes:
+    """An opened object that notes what is read of it; from ``shrunk`` on it has no more bytes, whatever it said."""
+
+    def __init__(self, data: bytes, shrunk: int | None = None) -> None:
+        self.nbytes = len(data)
+        self.calls: list[tuple[int, int]] = []
+        self._data = data
+        self._shrunk = shrunk
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        self.calls.append((offset, nbytes))
+        return self._data[offset : offset + nbytes]
+
+    def read_into(self, offset: int, buffer: Array) -> int:
+        self.calls.append((offset, buffer.nbytes))
+        data = self._data[offset : offset + buffer.nbytes]
+        data = data if self._shrunk is None else data[: max(0, self._shrunk - offset)]
+        buffer[: len(data)] = np.frombuffer(data, np.uint8)
+        return len(data)
 
 
 def joined(shard: OpenShard) -> bytes:
@@ -50,10 +72,17 @@ def write_shard(
     return joined(shard)
 
 
+def read_shard(spec: ShardSpec, opened: OpenedObject, box: Sequence[tuple[int, int]], out: Array) -> None:
+    """Decode a box of a shard into an array."""
+    scratch = DecodeScratch()
+    for batch in plan_reads(spec, opened, box, out):
+        batch.decode(scratch)
+
+
 def read_box(spec: ShardSpec, data: bytes, box: Sequence[tuple[int, int]]) -> Array:
     """Return what `read_shard` makes of a box, over memory full of other values."""
     out = np.full([b - a for a, b in box], 77, spec.fill.dtype)
-    read_shard(spec, len(data), lambda offset, nbytes: data[offset : offset + nbytes], box, out)
+    read_shard(spec, OpenedBytes(data), box, out)
     return out
 
 

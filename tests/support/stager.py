@@ -10,7 +10,8 @@ from typing import Any
 
 from mpistream.errors import StoreError
 from mpistream.manifest import epoch_key, stage_folder
-from mpistream.staging import StagedObject, Stager
+from mpistream.staged import StagedObject
+from mpistream.staging import Stager
 from tests.support.scripted_store import ScriptedStore
 from tests.support.wait import wait_until
 

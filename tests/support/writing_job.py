@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import mpistream as ms
+import mpistream.rank_writer
 from mpistream.local_store import LocalStore
 from tests.support.collective import keys
 from tests.support.scene import Scene
@@ -46,10 +47,13 @@ def _say(url: str, **what: Any) -> None:
 
 
 class HangingStore(LocalStore):
-    """A folder whose n-th call of one kind, on a key with some prefix, never returns."""
+    """A folder whose n-th call of one kind, on a key with some prefix, hangs: until a file is there, or for ever."""
 
-    def __init__(self, root: str, *, call: str, prefix: str, after: int = 0, is_armed: bool = True) -> None:
+    def __init__(
+        self, root: str, *, call: str, prefix: str, after: int = 0, is_armed: bool = True, until: str = ""
+    ) -> None:
         super().__init__(root)
+        self._until = until
         self._hang = call, prefix
         self._left = after
         self.is_armed = is_armed
@@ -62,13 +66,14 @@ class HangingStore(LocalStore):
 
     def _stop(self, key: str) -> None:
         _say(self.root, hanging=key)
-        while True:
-            time.sleep(1)
+        while not (self._until and os.path.exists(self._until)):
+            time.sleep(0.1)
 
     def stage(self, key: str, pieces: Sequence[Any], *, sync: bool) -> int:
         if "/lease-" not in key and self._meets("stage", key):
-            data = b"".join(bytes(p) for p in pieces)
-            super().stage(key, [data[: len(data) // 2]], sync=sync)
+            if not self._until:
+                data = b"".join(bytes(p) for p in pieces)
+                super().stage(key, [data[: len(data) // 2]], sync=sync)
             self._stop(key)
         return super().stage(key, pieces, sync=sync)
 
@@ -94,16 +99,26 @@ class HangingStore(LocalStore):
         super().delete_tree(key)
 
 
+def _region(how: dict[str, Any], comm: Any) -> dict[str, tuple[int, int]] | None:
+    """Return rows whose edges lie within shards, if the job is to rearrange."""
+    if not how.get("rearranged") or comm.size == 1:
+        return None
+    edges = {2: [3], 3: [1, 5], 4: [1, 3, 5]}[comm.size]
+    bounds = [0, *edges, SCENE.sizes["y"]]
+    return {"y": (bounds[comm.rank], bounds[comm.rank + 1])}
+
+
 def _open(url: str, how: dict[str, Any], comm: Any) -> tuple[ms.StreamWriter, LocalStore]:
-    options = ms.Options(timeout=30, exit_timeout=5, **how.get("options", {}))
+    options = ms.Options(**{"timeout": 30, "exit_timeout": 5, **how.get("options", {})})
+    region = _region(how, comm)
     hang = dict(how.get("hang", {}))
     store = LocalStore(url)
     if hang and hang.pop("rank") == comm.rank:
         store = HangingStore(url, is_armed=not how.get("arm_at"), **hang)
     if how.get("create", not os.path.exists(f"{url}/.mpistream/manifest.json")):
         schema = SCENE.schema(shard_shape=SHARD, chunk_shape=CHUNK)
-        return ms.write_open(store, schema, comm=comm, options=options), store  # type: ignore[arg-type]
-    return ms.write_resume(store, comm=comm, at=how.get("at"), options=options), store  # type: ignore[arg-type]
+        return ms.write_open(store, schema, comm=comm, region=region, options=options), store  # type: ignore[arg-type]
+    return ms.write_resume(store, comm=comm, region=region, at=how.get("at"), options=options), store  # type: ignore[arg-type]
 
 
 def main() -> None:
@@ -112,6 +127,8 @@ def main() -> None:
 
     comm = MPI.COMM_WORLD
     url, n_records, how = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3] if len(sys.argv) > 3 else "{}")
+    # The inner chunks here are small; threads are to encode them all the same.
+    mpistream.rank_writer._MIN_BACKGROUND_NBYTES = 0
     comm.Barrier()
     w, store = _open(url, how, comm)
     if comm.rank == 0:
@@ -127,8 +144,9 @@ def main() -> None:
         if isinstance(store, HangingStore) and w.n_records >= how.get("arm_at", 0):
             store.is_armed = True
         SCENE.write(w, w.n_records, how.get("run", 0))
+        time.sleep(how.get("pause", 0))
         if w.n_records % how.get("every", 1) == 0:
-            receipt = w.commit()
+            receipt = w.commit(wait=how.get("wait", True))
             if comm.rank == 0:
                 _say(url, committed=receipt.n_records)
     w.close()

@@ -10,12 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpistream import agreement
 from mpistream.agreement import Channel
 from mpistream.errors import CommitError, FormatError, MPIStreamError, ProtocolError, SchemaError, StoreError
 from tests.support.ranks import MemoryTransport, MemoryWorld, run_ranks
 from tests.support.wait import wait_until
 
 SIZES = [1, 2, 3, 8]
+
+
+@pytest.fixture(autouse=True, params=["straight", "by leaders"])
+def _ways(request, monkeypatch) -> None:
+    """All of it holds for few ranks, and for so many that leaders stand between them and rank 0."""
+    if request.param == "by leaders":
+        monkeypatch.setattr(agreement, "_LEADERS_ABOVE", 1)
 
 
 def _channels(n: int, fn: Callable[[Channel], Any], timeout: float = 10) -> list[Any]:
@@ -192,8 +200,9 @@ def test_ranks_that_do_not_come_are_named_on_all_that_did(n: int, absent: list[i
     assert f"{names} did not come within 1 s" in came[0][4]
 
 
-def test_of_many_ranks_that_do_not_come_eight_are_named() -> None:
+def test_of_many_ranks_that_do_not_come_eight_are_named(monkeypatch) -> None:
     """The message stays short on a large machine."""
+    monkeypatch.setattr(agreement, "_LEADERS_ABOVE", 1000)
 
     def rank(channel: Channel) -> Any:
         return str(_error(lambda: channel.exchange("commit"))) if channel.rank < 2 else None
@@ -392,7 +401,7 @@ def test_what_comes_while_pieces_move_is_kept_for_its_turn() -> None:
         elif channel.rank == 1:
             values = channel.exchange("last", payload="early")
         else:
-            wait_until(lambda: any(v["operation"] == "last" for _, v in channels[0]._seen), 10, "the vote at rank 0")
+            wait_until(lambda: any(v["operation"] == "last" for v in channels[0]._seen), 10, "the vote at rank 0")
             channel.swap([(0, np.array([5.0, 6.0]))], [])
             values = channel.exchange("last")
         return (*_facts(error)[:2], into.tolist(), values)

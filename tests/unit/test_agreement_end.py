@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
+from mpistream import agreement
 from mpistream.agreement import Channel
 from mpistream.comm import SerialTransport
 from mpistream.errors import CommitError, MPIStreamError, SchemaError
 from tests.support.ranks import MemoryTransport, run_ranks
+
+
+@pytest.fixture(autouse=True, params=["straight", "by leaders"])
+def _ways(request, monkeypatch) -> None:
+    """All of it holds for few ranks, and for so many that leaders stand between them and rank 0."""
+    if request.param == "by leaders":
+        monkeypatch.setattr(agreement, "_LEADERS_ABOVE", 1)
 
 
 def _channels(n: int, fn: Callable[[Channel], Any], timeout: float = 10) -> list[Any]:

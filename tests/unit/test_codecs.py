@@ -122,7 +122,7 @@ def test_an_unknown_profile_is_refused_with_those_there_are() -> None:
     with pytest.raises(SchemaError) as caught:
         profile_chain("best", np.dtype("float32"))
     assert str(caught.value) == (
-        "codec 'best' is unknown; use one of fast, compact, diagnostic, checkpoint, wasm, none"
+        "codec 'best' is unknown; use one of fast, compact, diagnostic, checkpoint, wasm, series, none"
     )
     assert caught.value.kind == "codec"
 
@@ -223,6 +223,8 @@ def test_zarr_python_and_we_read_each_others_chains(chain) -> None:
         ([LITTLE, {"name": 5}], "codec {'name': 5}: not an object with a name"),
         ([LITTLE, {"name": "gzip", "configuration": [4]}], "codec 'gzip': configuration is not an object"),
         ([{"name": "bytes", "configuration": {"endian": "middle"}}], "codec 'bytes': endian 'middle' is neither"),
+        ([{"name": "bytes", "configuration": {"name": "u"}}], "codec 'bytes': unknown configuration ['name']"),
+        ([LITTLE, blosc(nthreads=4)], "codec 'blosc': unknown configuration ['nthreads']"),
         ([LITTLE, blosc(cname="best")], "codec 'blosc': bad configuration"),
         ([LITTLE, blosc(shuffle="mix")], "codec 'blosc': bad configuration"),
         ([LITTLE, blosc(clevel="x")], "codec 'blosc': bad configuration"),

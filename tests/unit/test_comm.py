@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mpistream.comm import SerialTransport, connect, is_one_of_many, waiting
+from mpistream.comm import SerialTransport, connect, is_one_of_many, waiting, world
 from mpistream.errors import ProtocolError
 
 
@@ -78,6 +78,12 @@ def test_mpi_that_runs_knows_better_than_the_environment(
     """The size of an initialised MPI's world counts; before and after that, only the environment is left."""
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
     assert is_one_of_many(environment) is expected
+
+
+def test_without_a_launcher_there_is_no_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert world() is None
 
 
 @pytest.mark.parametrize(("name", "value"), [("PMI_SIZE", "3"), ("OMPI_COMM_WORLD_SIZE", "3"), ("PMIX_RANK", "1")])

@@ -18,6 +18,7 @@ from tests.support.wait import wait_until
 
 HEAT = Path(__file__).parents[2] / "examples" / "heat.py"
 ENSEMBLE = HEAT.with_name("ensemble.py")
+BUCKETS = HEAT.with_name("buckets.py")
 
 
 def constants(path: Path) -> dict[str, Any]:
@@ -134,6 +135,36 @@ def test_ensemble_has_every_member_under_its_name(tmp_path: Path, n_ranks: int) 
 
 
 @pytest.mark.slow
+def test_buckets_go_on_after_a_kill(tmp_path: Path) -> None:
+    """Killed on 2 ranks and resumed on 3, the gauges have bitwise what one process gives, found by their ids."""
+    xarray = pytest.importorskip("xarray", reason="needs xarray")
+    buckets = constants(BUCKETS)
+    n, n_steps = buckets["N_LOCATIONS"], buckets["N_STEPS"]
+    url, alone = tmp_path / "buckets.zarr", tmp_path / "alone.zarr"
+    subprocess.run([sys.executable, BUCKETS, alone], check=True, timeout=100)
+
+    def n_there() -> int:
+        return sum(b - a for a, b in ms.open_reader(url).committed) if n_committed(url) else 0
+
+    with start_mpiexec(2, ["-m", "mpi4py", BUCKETS, url]) as job:
+        wait_until(lambda: n_there() >= 2 * buckets["LOCATIONS_PER_COMMIT"], 120, "a commit")
+        job.kill_ranks()
+        assert job.wait(60) != 0
+    assert n_there() < n
+    mpiexec(3, ["-m", "mpi4py", BUCKETS, url], timeout=100)
+
+    found, expected = xarray.open_zarr(url), xarray.open_zarr(alone)
+    assert found["committed"].values.all()
+    for name in ("rain", "storage", "flow"):
+        assert found[name].values.tobytes() == expected[name].values.tobytes()
+    gauge = found.sel(id="cat-4711")
+    state, drained = 0.0, float((gauge["flow"] / gauge["storage"]).mean())
+    for t in range(n_steps):
+        state = (1 - drained) * state + float(gauge["rain"][t])
+    np.testing.assert_allclose(gauge["storage"][-1], state, rtol=1e-5)
+    assert 46 < gauge["lat"].item() < 48
+
+
 def test_tests_of_a_model_run_and_find_what_differs(tmp_path: Path) -> None:
     """The template passes on two ranks; where the output depends on the ranks it fails, and says where."""
     template = HEAT.with_name("testing") / "test_model.py"

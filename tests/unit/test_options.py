@@ -15,7 +15,7 @@ SECONDS = ("timeout", "exit_timeout", "lease_ttl")
 
 
 def test_the_defaults() -> None:
-    """Durable, one thread behind the caller, ten minutes of patience."""
+    """Durable, as many threads as there are cores for, ten minutes of patience."""
     assert Options().to_json() == {
         "durability": "fsync",
         "threads": None,
@@ -27,9 +27,8 @@ def test_the_defaults() -> None:
         "lease_ttl": 120.0,
         "progress": False,
     }
-    assert Options().writer_threads == 1
     assert Options(lease_ttl=1e9).lease_ttl == 1e9
-    assert [Options(threads=n).writer_threads for n in (0, 1)] == [0, 1]
+    assert [Options(threads=n).threads for n in (0, 1, 7)] == [0, 1, 7]
 
 
 def test_options_are_compared_over_ranks_as_json() -> None:
@@ -45,9 +44,10 @@ def test_options_are_compared_over_ranks_as_json() -> None:
     [
         ({"durability": "disk"}, "option durability 'disk': use 'fsync' or 'none'"),
         ({"durability": None}, "option durability None: use 'fsync' or 'none'"),
-        ({"threads": 2}, "option threads 2: use 0, 1 or None"),
-        ({"threads": -1}, "option threads -1: use 0, 1 or None"),
-        ({"threads": "1"}, "option threads '1': use 0, 1 or None"),
+        *[
+            ({"threads": v}, f"option threads {v!r}: use None or a number of threads, 0 or more")
+            for v in (-1, "1", 1.0, True)
+        ],
         ({"max_pending_nbytes": 0}, "option max_pending_nbytes 0: give a number of bytes above 0"),
         ({"max_pending_nbytes": -5}, "option max_pending_nbytes -5: give a number of bytes above 0"),
         ({"max_pending_nbytes": "5"}, "option max_pending_nbytes '5': give a number of bytes above 0"),

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mpistream.errors import FencedError, StoreError
+from mpistream.fence import fenced, highest_epoch
 from mpistream.manifest import epoch_key
-from mpistream.staging import fenced, highest_epoch
 from tests.support.scripted_store import ScriptedStore
 from tests.support.stager import DEADLINE, EPOCH, FOLDER, gone, in_time, item, new_store, no_space, staged, stagers
 

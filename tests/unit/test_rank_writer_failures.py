@@ -171,10 +171,10 @@ def test_a_record_that_was_taken_in_part_stops_the_writer_until_it_rolls_back(mo
     crew.commit()
     put = ShardRows.put
 
-    def fail(rows: ShardRows, number: int, block: Any) -> Any:
+    def fail(rows: ShardRows, *arguments: Any) -> Any:
         if rows.array.name == "b":
             raise MemoryError("no memory")
-        return put(rows, number, block)
+        return put(rows, *arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(ShardRows, "put", fail)

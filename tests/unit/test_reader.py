@@ -237,6 +237,17 @@ def test_each_shard_is_opened_once(store: Any, name: str, region: Mapping[str, A
     assert store.n_open == 0
 
 
+def test_records_of_a_row_are_read_together(store: Any) -> None:
+    """Several records at once: each shard is opened once for all of its records, and the state looked at once."""
+    create(store).close()
+    reader = ms.open_reader(store)
+    store.reset()
+    expected = np.stack([record_of(i)["u"] for i in range(1, 6)])[:, 3:5]
+    assert reader.read_array("u", [(1, 6), (3, 5), (0, NX)]).tobytes() == expected.tobytes()
+    assert store.keys("open") == [f"u/c/{row}/{y}/{x}" for row in (0, 1) for y in (0, 1) for x in (0, 1)]
+    assert store.counts == {"open": 8, "read_range": 16, "read": 1}
+
+
 def test_descriptors_of_a_local_store_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading records of a folder opens one file a shard, and leaves no descriptor open."""
     import os
@@ -409,6 +420,15 @@ def test_a_rank_reads_back_what_it_holds(tmp_path) -> None:
     assert reader.read_record("h", 0, upper).tolist() == [4, 5, 6, 7]
     assert reader.read_record("u", 0, ms.Indices({"x": [7, 3]})).tolist() == [7, 3, 8]
     assert reader.read_record("u", 0, ms.Indices({"x_u": [8, 3]})).tolist() == [8, 3]
+    # So does a mapping of dims, whose bounds are looked at whatever the array has.
+    for region in ({"x": (4, 8)}, {**upper}, {"x_u": (4, 9)}):
+        assert reader.read_record("u", 0, region).tolist() == [4, 5, 6, 7, 8]
+        assert reader.read_array("u", {"time": (0, 1), **region}).tolist() == [[4, 5, 6, 7, 8]]
+    assert reader.read_record("u", 0, {"x": (2, 4)}).tolist() == [2, 3]
+    for bad in ((5, 3), (0, 99), 3, (2.5, 4)):
+        for name in ("u", "h"):
+            with pytest.raises(ms.SchemaError, match="'x'"):
+                reader.read_record(name, 0, {"x": bad})
     two = ms.Region(("x",), [((0, 2),), ((4, 6),)])
     for call in (lambda: reader.read_record("h", 0, two), lambda: reader.read_array("h", two)):
         with pytest.raises(ms.SchemaError, match="has 2 boxes; read them one by one"):

@@ -14,6 +14,7 @@ import mpistream as ms
 from mpistream.memory_store import MemoryStore
 from mpistream.zarr3.shard import MISSING, parse_index
 from tests.support.killed import Killed, KilledStore, copy_of
+from tests.support.verified import assert_sound
 
 NY, NX = 4, 3  # shards of 2 x 3, inner chunks of 1 x 3
 N = 10
@@ -121,6 +122,7 @@ def assert_facts(found: Facts, wanted: Facts) -> None:
 
 
 def assert_nothing_aside(store: Any) -> None:
+    assert_sound(store)
     assert ms.open_reader(store).manifest.dropped == ()
     assert store.list(".mpistream/dropped") == []
     assert store.list(".mpistream/stage") == []

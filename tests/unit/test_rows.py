@@ -11,8 +11,10 @@ from mpistream.arrays import SERIES_CHUNK, ArraySpec, Role
 from mpistream.errors import FormatError
 from mpistream.memory_store import MemoryStore
 from mpistream.ranges import Ranges
-from mpistream.rows import SeriesRows, ShardRows, encode_whole, read_series_chunk
-from mpistream.staging import StagedObject
+from mpistream.rows import ShardRows, encode_whole
+from mpistream.series import SeriesRows, read_series_chunk
+from mpistream.staged import StagedObject
+from mpistream.staging import Stager
 from mpistream.zarr3.codecs import ChunkCodec, profile_chain
 from tests.support.shards import read_whole
 from tests.support.zarr_bytes import ZarrArray
@@ -42,6 +44,22 @@ ROW_OF_4 = spec(shard_shape=(4, 4, 3), chunk_shape=(2, 2, 3))
 STATIC = spec(role=Role.STATIC, dims=("y", "x"), shard_shape=(4, 3), chunk_shape=(2, 3))
 
 
+class Rows(ShardRows):
+    """Rows whose objects are taken at once."""
+
+    def put(self, *arguments: Any) -> list[StagedObject]:
+        return list(super().put(*arguments))
+
+    def partial(self) -> list[StagedObject]:
+        return list(super().partial())
+
+    def leave(self, records: Ranges) -> list[StagedObject]:
+        return list(super().leave(records))
+
+    def leave_oldest(self) -> list[StagedObject]:
+        return list(super().leave_oldest())
+
+
 def rows_of(
     array: ArraySpec,
     *,
@@ -50,9 +68,12 @@ def rows_of(
     boxes: Any = BOXES,
     store: MemoryStore | None = None,
     n_total: int | None = None,
-) -> ShardRows:
+) -> Rows:
     found = store or MemoryStore()
-    return ShardRows(array, separator, [BLOCK_BOX], boxes, store=found, n_total=n_total, is_durable=is_durable)
+    stager = Stager(found, "", 1, threads=0, max_pending_nbytes=1)
+    return Rows(
+        array, separator, [BLOCK_BOX], boxes, store=found, n_total=n_total, is_durable=is_durable, stager=stager
+    )
 
 
 def block(seed: int) -> Any:

@@ -256,6 +256,23 @@ def refused(kind, *parts, **changes):
     return pytest.param(changes, kind, parts, id=parts[0][:50])
 
 
+def test_the_dims_of_a_schema_make_those_of_another_one() -> None:
+    """Staggered dims included, also over another length; they are numbers all the same."""
+    dims = {"time": None, "y": 8, "x": 6, "x_face": ms.Staggered("x", 2)}
+
+    def schema_of(dims):
+        variables = {"u": ms.Variable(("time", "x_face"), "f4")}
+        return ms.StreamSchema(dims=dims, time=ms.AppendTime(units="s since 2000-01-01"), variables=variables)
+
+    first = schema_of(dims)
+    assert first.dims == {"time": None, "y": 8, "x": 6, "x_face": 8}
+    again = schema_of({**first.dims, "x": 10})
+    assert again.staggered == first.staggered == {"x_face": ms.Staggered("x", 2)}
+    assert again.dims["x_face"] == 12
+    with pytest.raises(SchemaError, match="'z' is staggered over 'x_face', which is no dim with a length"):
+        schema_of({**first.dims, "z": ms.Staggered("x_face")})
+
+
 def staggered(dim, n_extra=1):
     """Dims of which one is staggered, and another one over that."""
     return {"time": None, "y": 8, "x": 6, "x_face": ms.Staggered(dim, n_extra), "x_out": ms.Staggered("y")}

@@ -1,4 +1,4 @@
-"""Shards: bytes and index, fill, edges, the reads that a box needs, and damage."""
+"""Shards: bytes and index, fill, edges, and damage."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from mpistream.errors import FormatError
 from mpistream.names import DTYPES
-from mpistream.zarr3 import shard as shard_module
 from mpistream.zarr3.codecs import crc32c
-from mpistream.zarr3.shard import ChunkEncoder, OpenShard, index_bytes, parse_index, read_shard
-from tests.support.shards import entries_of, joined, make_spec, read_box, read_whole, write_shard
+from mpistream.zarr3.shard import ChunkEncoder, OpenShard, index_bytes, parse_index
+from tests.support.shards import entries_of, joined, make_spec, read_whole, write_shard
 
 MISSING = 2**64 - 1
 SPEC = make_spec((1, 4, 6), (1, 2, 3))
@@ -157,79 +156,12 @@ def test_a_shard_without_records_is_an_index() -> None:
     assert not read_whole(SPEC, data).any()
 
 
-# ---- reads -------------------------------------------------------------------------------------------
-
-
-@given(st.data())
-def test_any_box_is_what_numpy_slices(data) -> None:
-    """Half-open bounds in every dim, empty ones too."""
-    spec = make_spec((4, 6, 5), (2, 2, 5))
-    values = np.random.default_rng(1).standard_normal((4, 6, 5)).astype("float32")
-    stored = write_shard(spec, values)
-    box = [tuple(sorted((data.draw(st.integers(0, n)), data.draw(st.integers(0, n))))) for n in (4, 6, 5)]
-    expected = values[tuple(slice(a, b) for a, b in box)]
-    assert read_box(spec, stored, box).tolist() == expected.tolist()
+# ---- damage ------------------------------------------------------------------------------------------
 
 
 def sealed(spec, data, entries):
     """The object with another index, its checksum right."""
     return data[: -spec.index_nbytes] + index_bytes(np.array(entries, np.uint64))
-
-
-def reads_of(spec, data, box):
-    """The (offset, nbytes) of every read after that of the index."""
-    calls = []
-
-    def read(offset, nbytes):
-        calls.append((offset, nbytes))
-        return data[offset : offset + nbytes]
-
-    out = np.empty([b - a for a, b in box], spec.fill.dtype)
-    read_shard(spec, len(data), read, box, out)
-    assert calls[0] == (len(data) - spec.index_nbytes, spec.index_nbytes)
-    return calls[1:]
-
-
-def test_neighbours_are_one_read() -> None:
-    """A whole shard is the index and one read; a box reads from its first to its last inner chunk."""
-    data = write_shard(SPEC, [RECORD])
-    n = CHUNK_NBYTES
-    assert reads_of(SPEC, data, [(0, 1), (0, 4), (0, 6)]) == [(0, 4 * n)]
-    assert reads_of(SPEC, data, [(0, 1), (1, 3), (4, 5)]) == [(n, 3 * n)]
-    assert reads_of(SPEC, data, [(0, 1), (2, 4), (0, 3)]) == [(2 * n, n)]
-
-
-def test_fill_is_not_read() -> None:
-    """Where nothing is stored the index is enough."""
-    data = write_shard(SPEC, [np.zeros((4, 6), "float32")])
-    assert reads_of(SPEC, data, [(0, 1), (0, 4), (0, 6)]) == []
-
-
-@pytest.mark.parametrize(("n_values", "n_reads"), [(16 * 1024 - 1, 1), (16 * 1024, 2)])
-def test_a_wide_gap_is_not_read(n_values, n_reads) -> None:
-    """64 KiB between two inner chunks are read with them, more are not."""
-    spec = make_spec((1, 3, n_values), (1, 1, n_values))
-    data = write_shard(spec, [np.ones((3, n_values), "float32")])
-    nbytes = 4 * n_values + 4
-    # The middle one is taken out of the index, so that its bytes are a gap.
-    data = sealed(spec, data, [[0, nbytes], [MISSING, MISSING], [2 * nbytes, nbytes]])
-    reads = reads_of(spec, data, [(0, 1), (0, 3), (0, 1)])
-    assert reads == ([(0, 3 * nbytes)] if n_reads == 1 else [(0, nbytes), (2 * nbytes, nbytes)])
-
-
-def test_a_read_has_a_limit(monkeypatch) -> None:
-    """Neighbours are joined up to 64 MiB; one inner chunk that is larger is read alone."""
-    data = write_shard(SPEC, [RECORD])
-    whole = [(0, 1), (0, 4), (0, 6)]
-    n = CHUNK_NBYTES
-    assert shard_module._MAX_READ_NBYTES == 64 * 2**20
-    monkeypatch.setattr(shard_module, "_MAX_READ_NBYTES", 2 * n)
-    assert reads_of(SPEC, data, whole) == [(0, 2 * n), (2 * n, 2 * n)]
-    monkeypatch.setattr(shard_module, "_MAX_READ_NBYTES", n - 1)
-    assert reads_of(SPEC, data, whole) == [(i * n, n) for i in range(4)]
-
-
-# ---- damage ------------------------------------------------------------------------------------------
 
 
 DATA = write_shard(SPEC, [RECORD])
@@ -286,18 +218,6 @@ def test_a_truncated_object_is_refused() -> None:
             OpenShard.from_object(ChunkEncoder(SPEC), (4, 6), DATA[:n], [0])
     with pytest.raises(FormatError, match="object of 10 bytes has no room for an index of 68 bytes"):
         read_whole(SPEC, DATA[:10])
-
-
-def test_an_object_that_shrinks_while_it_is_read_is_refused() -> None:
-    """Whatever fewer bytes a read returns than it was asked for."""
-    for n in range(ROOM):
-
-        def read(offset, nbytes, n=n):
-            return DATA[offset : offset + nbytes] if offset else DATA[: min(n, nbytes)]
-
-        with pytest.raises(FormatError) as caught:
-            read_shard(SPEC, len(DATA), read, [(0, 1), (0, 4), (0, 6)], np.empty((1, 4, 6), "float32"))
-        assert caught.value.kind in ("checksum", "chunk")
 
 
 @given(st.data())

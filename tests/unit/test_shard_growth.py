@@ -81,9 +81,9 @@ class Encoded(ChunkCodec):
 
     n = 0
 
-    def encode(self, chunk: Any) -> list[Any]:
+    def encode(self, chunk: Any, **more: Any) -> list[Any]:
         self.n += 1
-        return super().encode(chunk)
+        return super().encode(chunk, **more)
 
 
 @pytest.mark.parametrize(("extent", "expected"), [(1, [4] * 8), (2, [4] * 8), (8, [4] * 8)])

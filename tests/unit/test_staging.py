@@ -12,7 +12,8 @@ import pytest
 
 from mpistream.errors import StoreError
 from mpistream.manifest import stage_folder
-from mpistream.staging import Pool, Stager, pool_of
+from mpistream.pipeline import Pool, pool_of
+from mpistream.staging import Stager
 from tests.support.scripted_store import ScriptedStore
 from tests.support.stager import DEADLINE, EPOCH, FOLDER, in_time, item, new_store, no_space, stagers
 from tests.support.wait import wait_until
@@ -51,7 +52,8 @@ def test_an_object_is_staged_and_its_memory_released(store, make, threads) -> No
     assert store.read(first.staged_key) == b"a" * 100 + b"b" * 100
     assert store.read(second.staged_key) == b"cd"
     assert [key.rpartition("/")[0] for key in (first.staged_key, second.staged_key)] == [FOLDER] * 2
-    assert store.keys("stage") == [(first.staged_key, False), (second.staged_key, True)]
+    # The small one that is synced may be done by another thread.
+    assert set(store.keys("stage")) == {(first.staged_key, False), (second.staged_key, True)}
     assert (first.pieces, first.error, first.tail, first.is_placed) == (None, None, b"b" * 64, False)
     assert second.tail == b"cd"
     assert store.list("t") == []

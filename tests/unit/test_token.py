@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -193,9 +194,36 @@ def test_text_round_trip() -> None:
     assert CommitToken.from_text(TOKEN.to_text()).to_text() == TOKEN.to_text()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "null", "{}", "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", "{}", "[" * 100_000, "\n\n", "{}\n{}\n{}\n"])
 def test_damaged_text_is_named(text: str) -> None:
     """Text that is no token is an error of its own, never one of json."""
     with pytest.raises(FormatError, match="damaged token") as caught:
         CommitToken.from_text(text)
     assert caught.value.kind == "token"
+
+
+def test_what_many_tokens_say_alike_is_held_once() -> None:
+    """Of the tokens of very many writers only what differs takes memory; a token that differs has its own."""
+    first, second, other = (
+        CommitToken.from_text(token.to_text())
+        for token in (TOKEN, replace(TOKEN, writer=2, nbytes=7), replace(TOKEN, n_cells={"temperature": 1}))
+    )
+    assert (first.writer, second.writer, second.nbytes) == (1, 2, 7)
+    shared = ("store_id", "run_id", "fingerprint", "records", "times_sha256", "n_cells", "statics")
+    assert all(getattr(first, name) is getattr(second, name) for name in shared)
+    assert (first.n_cells, other.n_cells) == (TOKEN.n_cells, {"temperature": 1})
+
+
+@given(st.sampled_from([TOKEN, FAILED, CARRIED]), st.data(), values | st.just(...))
+def test_no_text_ends_in_another_error(token, data, value) -> None:
+    """One value of one line replaced or left out: a token that can be written again, or FormatError."""
+    lines = token.to_text().split("\n")
+    i = data.draw(st.integers(0, len(lines) - 1))
+    document = json.loads(lines[i])
+    lines[i] = json.dumps(replaced(document, data.draw(st.sampled_from(paths(document))), value))
+    try:
+        found = CommitToken.from_text("\n".join(lines))
+    except FormatError as error:
+        assert error.kind == "token"
+    else:
+        assert CommitToken.from_text(found.to_text()) == found

@@ -1,0 +1,102 @@
+"""The long forms of the simulation. See ci/soak."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tests.support.sim_check import Explorer
+from tests.support.sim_disk import SimDisk
+from tests.support.sim_faults import NUMBERS, fail_every_call
+from tests.support.sim_fence import Duel
+from tests.support.sim_job import OPTIONS, State, create_main, resume_main, run_job
+from tests.support.sim_mutants import MUTANTS, mutated
+from tests.support.sim_ranks import System, simulated
+from tests.support.sim_walk import walk
+
+
+def say(text: str) -> None:
+    print(f"soak: {time.process_time():8.0f} s  {text}", flush=True)
+
+
+def crash(system: System, n_ranks: int = 4) -> None:
+    for n in range(1, n_ranks + 1):
+        x = Explorer(system, [1, 2, 3, 4], is_each=True)
+        states: list[State] = [None, *((0,) * i for i in range(4))]
+        tree = x.explore(n, create_main(3), states)
+        say(f"{n} ranks, a new store and 3 records: {dict(x.counts)}")
+        for n_kept, at in ((0, -1.0), (1, 0.5), (2, 1.5), (3, 2.5)):
+            x = Explorer(system, [1, 2, 3, 4], is_each=True)
+            kept = (0,) * n_kept
+            x.explore(n, resume_main(2, 1, at=at), [(0, 0, 0), kept, (*kept, 1), (*kept, 1, 1)], tree)
+            say(f"{n} ranks, a resume that keeps {n_kept} of 3 records and writes 2: {dict(x.counts)}")
+    x = Explorer(system, [1, 2], depth=2, keep=lambda n: n % 20 == 0)
+    x.explore(2, create_main(2), [None, (), (0,), (0, 0)])
+    say(f"2 ranks, every 20th resume crashed as well: {dict(x.counts)}")
+
+
+def fence(system: System, every: int = 1) -> None:
+    disk = SimDisk()
+    run_job(system, disk, 2, create_main(3), generation=0)
+    for n_old, who, n_new in ((1, 0, 1), (2, 0, 1), (2, 1, 1), (2, 0, 2), (3, 0, 2), (3, 1, 1), (3, 2, 3), (4, 3, 2)):
+        duel = Duel(system, disk.tree(), (0, 0, 0))
+        old, new = resume_main(1, 1, is_alone=False), resume_main(1, 2, is_alone=False)
+        duel.fight(n_old, old, who, n_new, new, every=every)
+        say(f"rank {who} of {n_old} frozen, {n_new} take over: {dict(duel.counts)}")
+
+
+def walks(system: System, n: int = 10_000) -> None:
+    first = int(os.environ.get("MPISTREAM_TEST_SEED", random.SystemRandom().randrange(2**32)))
+    say(f"MPISTREAM_TEST_SEED={first}")
+    n_jobs = 0
+    for i in range(n):
+        n_jobs += walk(system, first + i)
+        if i % 1000 == 999:
+            say(f"{i + 1} walks of {n_jobs} jobs")
+
+
+def every_way(_: int) -> Iterator[tuple[int, bool]]:
+    yield from itertools.product(NUMBERS, (False, True))
+
+
+def calls(system: System) -> None:
+    for threads in (0, 1):
+        for who in (0, 1):
+            options = replace(OPTIONS, threads=threads)
+            counts = fail_every_call(system, 2, who, every_way, options)
+            say(f"threads={threads}, rank {who} of 2: {dict(counts)}")
+
+
+def mutants(system: System) -> None:
+    missed = []
+    for mutant in MUTANTS:
+        try:
+            with mutated(mutant) as scenario:
+                scenario(system)
+        except AssertionError as error:
+            say(f"found: {mutant.name}: {str(error)[:100]}")
+        else:
+            missed.append(mutant.name)
+            say(f"NOT FOUND: {mutant.name}")
+    if missed:
+        raise SystemExit(f"{len(missed)} of {len(MUTANTS)} mutants were not found")
+    say(f"all {len(MUTANTS)} mutants were found")
+
+
+def main() -> None:
+    logging.getLogger("mpistream").setLevel(logging.CRITICAL)
+    what, *how_much = sys.argv[1:]
+    with simulated() as system:
+        {"crash": crash, "fence": fence, "walks": walks, "calls": calls, "mutants": mutants}[what](
+            system, *map(int, how_much)
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""One writer of a location series, no communication: series in, staged and placed objects and a token out.
+
+It is a `RankWriter` whose records are its own: no other rank has them, and they have no time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpistream.arrays import ArraySpec
+from mpistream.block import as_array, check_block
+from mpistream.epoch import Share
+from mpistream.errors import MPIStreamError, SchemaError
+from mpistream.location_rows import Buffers, LocationRows
+from mpistream.manifest import Manifest
+from mpistream.options import Options
+from mpistream.pipeline import Pool
+from mpistream.ranges import Ranges, covers
+from mpistream.rank_writer import RankWriter
+from mpistream.staged import StagedObject
+from mpistream.staging import Stager
+from mpistream.store import Store
+
+__all__ = ["LocationRankWriter", "Series", "rank_writer_of"]
+
+Series = dict[str, NDArray[Any]]
+"""Variable -> the series of one location, from the first time on; shorter ones end before the last time."""
+
+
+class LocationRankWriter(RankWriter):
+    """The part of one rank of a location series.
+
+    Parameters
+    ----------
+    store, manifest, share, options, pool, n_cores
+        As in `RankWriter`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest,
+        share: Share,
+        options: Options,
+        pool: Pool | None = None,
+        n_cores: int | None = None,
+    ) -> None:
+        self._series_rows: dict[str, LocationRows] = {}
+        self._buffers: Buffers | None = None
+        super().__init__(store, manifest, share, options, pool, n_cores)
+        if self.stats.threads:
+            self.stats.background = tuple(self._series_rows)
+        # A variable that a location has not, or has cut short, is fill.
+        self._none = {name: np.empty(0, a.dtype) for name, a in self._streaming.items()}
+
+    def _shard_rows(self, array: ArraySpec, stager: Stager) -> LocationRows:
+        assert self._share.records is not None
+        assert self.schema.n_total is not None
+        if self._buffers is None:
+            self._buffers = Buffers(self._max_open_nbytes)
+        rows = self._series_rows[array.name] = LocationRows(
+            array,
+            self.schema.key_separator,
+            store=self._store,
+            records=self._share.records,
+            n_total=self.schema.n_total,
+            buffers=self._buffers,
+            is_durable=self._is_durable,
+            stager=stager,
+        )
+        return rows
+
+    def _write_nbytes(self, array: ArraySpec) -> int:
+        """What is written of an array at a time, before compression: a chunk."""
+        return array.dtype.itemsize * math.prod(array.resolved_shard_shape)
+
+    def _bound_open_rows(self) -> None:
+        while sum(rows.nbytes for rows in self._series_rows.values()) > self._max_open_nbytes:
+            several = [rows for rows in self._series_rows.values() if rows.n_open > 1]
+            if not several:
+                return
+            for rows in several:
+                self._submit(rows.leave_oldest())
+
+    @property
+    def last_t(self) -> float | None:
+        """Nothing: a location has no time."""
+        return None
+
+    def times(self, records: Ranges) -> list[float]:  # noqa: ARG002 (as of other records)
+        """Nothing: a location has no time."""
+        return []
+
+    @property
+    def share(self) -> Share:
+        """What this rank holds and writes."""
+        return self._share
+
+    def is_written(self, record: int) -> bool:
+        """Whether a location was written since the last commit."""
+        return record in self._pending
+
+    def is_committed(self, record: int) -> bool:
+        """Whether a location is committed."""
+        return covers(self._manifest.committed, record)
+
+    def checked_series(self, what: str, series: Mapping[str, Any]) -> Series:
+        """Return the series of a location, checked; nothing of them is taken.
+
+        Raises
+        ------
+        SchemaError
+            Unknown variable, a series that is too long, or of a dtype that loses values.
+        """
+        if not isinstance(series, Mapping):
+            raise SchemaError(f"{what}: a {type(series).__name__}; give a mapping variable -> series", kind="series")
+        found = dict(self._none)
+        for name, value in series.items():
+            array = self._streaming.get(name)
+            if array is None:
+                raise self._unknown(name, tuple(self._streaming))
+            block = as_array(f"{what}, variable {name!r}", value)
+            n_times = array.shape[0]
+            if block.ndim != 1 or len(block) > n_times:
+                raise SchemaError(
+                    f"{what}, variable {name!r}: series of shape {block.shape}; give at most {n_times} values along "
+                    "time",
+                    kind="shape",
+                )
+            if block.dtype != array.dtype:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    block = check_block(name, block, block.shape, array.dtype).astype(array.dtype, copy=False)
+            found[name] = block
+        return found
+
+    def check_may_take(self, what: str, record: int) -> None:
+        """Refuse a location that is there already.
+
+        Raises
+        ------
+        SchemaError
+            Kind ``written`` or ``committed``.
+        ProtocolError
+            After a failure that left the writer's state unknown.
+        """
+        self._check_whole()
+        if self.is_written(record):
+            raise SchemaError(
+                f"{what} was written since the last commit; rollback() drops what is not committed", kind="written"
+            )
+        if self.is_committed(record):
+            raise SchemaError(
+                f"{what} is committed; call invalidate([{record}]) on every rank before it is rewritten",
+                kind="committed",
+            )
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong behind the caller's back since the last commit was tried.
+
+        Raises
+        ------
+        StoreError, FencedError, FormatError
+            As it was raised there.
+        """
+        if (failure := self._stager.failure) is not None:
+            raise failure
+
+    def take_series(self, record: int, series: Series) -> None:
+        """Put a location that was checked."""
+        began = time.perf_counter()
+        # All that can fail comes first. Rows are open for all variables or for none, unless that has failed once.
+        if not all(rows.is_open(record) for rows in self._series_rows.values()):
+            for rows in self._series_rows.values():
+                rows.open(record)
+            self._bound_open_rows()
+        full: list[StagedObject] = []
+        for name, rows in self._series_rows.items():
+            full += rows.put(record, (series[name],))
+        self._pending[record] = math.nan
+        try:
+            for item in full:
+                # What can't be made now, without a thread, is kept as what a thread can't make: for the next call.
+                with contextlib.suppress(MPIStreamError):
+                    self._submit([item])
+        except BaseException as error:
+            # Some objects may be nowhere: the next arrive tells all ranks, rollback mends it.
+            self._broken = error
+            raise
+        self.stats.n_records += 1
+        self.stats.nbytes_in += sum([s.nbytes for s in series.values()])
+        self.stats.seconds["write"] += time.perf_counter() - began
+
+
+def rank_writer_of(
+    store: Store,
+    manifest: Manifest,
+    share: Share,
+    options: Options,
+    pool: Pool | None = None,
+    n_cores: int | None = None,
+) -> RankWriter:
+    """Return the writer of one rank of a stream, whatever its records are.
+
+    Not collective.
+
+    Parameters
+    ----------
+    store, manifest, share, options, pool, n_cores
+        As in `RankWriter`.
+    """
+    made = LocationRankWriter if manifest.schema.is_location_series else RankWriter
+    return made(store, manifest, share, options, pool, n_cores)

@@ -1,0 +1,145 @@
+"""Two jobs on one store at a time: one is stopped before one of its calls, and goes on when the other has taken over.
+
+The lease is passed over (``takeover=True``): the fence has to hold without it. The job that is stopped does not know
+of it; whatever either was told to be committed must be there in the end, with the data of that run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import mpistream as ms
+from tests.support.sim_disk import SimDisk
+from tests.support.sim_job import Main, State, ViolationError, add_job, check_tidy, resume_main, run_job, state_of
+from tests.support.sim_ranks import Process, Sim, System
+
+__all__ = ["Duel"]
+
+_FIRST = 10  # number of the second job's rank 0
+_SHARED = ("rename", "unlink", "mkdir", "rmdir", "listdir")
+
+
+def _is_shared(call: str, path: str) -> bool:
+    """Whether another job can make this call end in another way, or notice it."""
+    is_data = not path.startswith("store/.mpistream") or "/lease" in path
+    return call in _SHARED or (call == "open" and not is_data)
+
+
+class Duel:
+    """Two jobs over a store that lies there.
+
+    Parameters
+    ----------
+    system
+        The simulated system.
+    tree
+        What lies there.
+    state
+        What is committed of it.
+    """
+
+    def __init__(self, system: System, tree: tuple[Mapping[str, bytes], Sequence[str]], state: State) -> None:
+        self._system = system
+        self._tree = tree
+        self._state = state
+        self._ends: set[object] = set()
+        self._n = 0
+        self.counts: Counter[str] = Counter()
+
+    def fight(self, n_old: int, old: Main, who: int, n_new: int, new: Main, *, every: int = 1) -> None:
+        """Stop rank ``who`` of the old job before each of its calls, and the new job's rank 0 before each of its own.
+
+        Then the old one goes on to its end, and the new one after it.
+        """
+        stops = list(self._calls(n_old, old, 0))
+        later = list(self._calls(n_new, new, _FIRST))
+        for k in [c for c in stops if c[0] == who]:
+            for m in [*[c for c in later if c[0] == _FIRST][self._n % every :: every], None]:
+                try:
+                    self._meet(n_old, old, k, n_new, new, m)
+                except ViolationError as error:
+                    error.add_note(f"{n_old} ranks, {k} frozen; {n_new} ranks took over, which waited at {m}")
+                    raise
+            self._n += 1
+
+    def _calls(self, n: int, main: Main, first: int) -> Iterator[tuple[int, int, str, str]]:
+        """Yield (process, number of the call, call, path) of those calls of a job that another job may notice."""
+        disk = SimDisk(*self._tree)
+        found: list[tuple[int, int, str, str]] = []
+        self._system.restart(disk, 1)
+        sim = Sim(disk)
+        seen = disk.watch
+
+        def watch(who: int, call: str, path: str) -> None:
+            if _is_shared(call, path):
+                found.append((who, disk.n_calls[who], call, path))
+            seen(who, call, path)
+
+        disk.watch = watch
+        add_job(sim, n, main, first)
+        sim.run()
+        sim.kill()
+        yield from found
+
+    def _meet(
+        self,
+        n_old: int,
+        old: Main,
+        k: tuple[int, int, str, str],
+        n_new: int,
+        new: Main,
+        m: tuple[int, int, str, str] | None,
+    ) -> None:
+        disk = SimDisk(*self._tree)
+        self._system.restart(disk, 1)
+        sim = Sim(disk)
+        first = add_job(sim, n_old, old)
+        first[k[0]].freeze_at = k[1]
+        sim.run(first)
+        second = add_job(sim, n_new, new, _FIRST)
+        if m is not None:
+            second[0].freeze_at = m[1]
+        sim.run(second)
+        for jobs in (first, second):
+            for process in jobs:
+                process.is_frozen = False
+                process.freeze_at = None
+            sim.run(jobs)
+        sim.kill()
+        self.counts["meetings"] += 1
+        self._check(disk, first, second)
+
+    def _check(self, disk: SimDisk, *jobs: list[Process]) -> None:
+        ends = []
+        for job in jobs:
+            errors = {(type(p.error).__name__, getattr(p.error, "kind", None)) for p in job}
+            if len(errors) != 1:
+                raise ViolationError(f"the ranks of one job end differently: {errors}")
+            error = job[0].error
+            if error is not None and not isinstance(error, ms.MPIStreamError):
+                raise ViolationError(f"{error!r}") from error
+            ends.append(error)
+        if all(error is not None for error in ends):
+            raise ViolationError(f"both jobs fail: {ends}")
+        self.counts["fenced"] += sum(isinstance(error, ms.FencedError) for error in ends)
+        files, folders = disk.tree()
+        key = frozenset(files.items()), tuple(folders), frozenset(disk.told)
+        if key in self._ends:
+            return
+        self._ends.add(key)
+        self.counts["ends"] += 1
+        state = state_of(self._system, SimDisk(files, folders))
+        before = self._state or ()
+        if state is None or state[: len(before)] != before:
+            raise ViolationError(f"of {before} there is {state} in the end")
+        for record, run in disk.told:
+            if record >= len(state) or state[record] != run:
+                raise ViolationError(
+                    f"record {record} of run {run} was acknowledged, in the end there is {state}: {ends}"
+                )
+        again = SimDisk(files, folders)
+        processes = run_job(self._system, again, 1, resume_main(1, 7), generation=3)
+        if processes[0].error is not None or state_of(self._system, again) != (*state, 7):
+            raise ViolationError(f"the end can't be resumed: {processes[0].error!r}") from processes[0].error
+        check_tidy(again, (*state, 7))
