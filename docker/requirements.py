@@ -12,4 +12,5 @@ project = tomllib.loads(Path(path).read_text())["project"]
 known = project["optional-dependencies"]
 if unknown := [extra for extra in extras if extra not in known]:
     sys.exit(f"requirements: no extra is called {', '.join(unknown)}; there are {', '.join(known)}")
-print(*project["dependencies"], *(requirement for extra in extras for requirement in known[extra]), sep="\n")
+needs = [*project["dependencies"], *(requirement for extra in extras for requirement in known[extra])]
+sys.stdout.writelines(f"{requirement}\n" for requirement in needs)
