@@ -28,7 +28,7 @@ def test_names_of_facts_stay(store: Path) -> None:
         *("url", "title", "store_id", "run_id", "epoch", "commit_seq", "fingerprint", "mode", "n_records"),
         *("n_committed",),
         *("last_t", "last_date", "time_dim", "time_units", "time_calendar", "dims", "key_separator", "statics"),
-        *("n_dropped", "dropped", "n_files", "nbytes", "nbytes_on_disk", "ratio", "arrays"),
+        *("n_dropped", "dropped", "n_files", "is_exact", "nbytes", "nbytes_on_disk", "ratio", "arrays"),
     ]
 
 
