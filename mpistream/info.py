@@ -243,7 +243,10 @@ def _sampled(root: str) -> _Sizes:
         files: list[os.DirEntry[str]] = []
         with _listed(folder) as entries:
             for entry in entries:
-                (folders if entry.is_dir(follow_symlinks=False) else files).append(entry)
+                if entry.name == GROUP_KEY:  # no object, and one stands for none
+                    _count(sizes, array, entry, weight)
+                else:
+                    (folders if entry.is_dir(follow_symlinks=False) else files).append(entry)
         some = _some(files, n_looks)
         for entry in some:
             _count(sizes, array, entry, weight * len(files) / len(some))

@@ -716,7 +716,7 @@ class StreamWriter:
     def _log(self, level: int, text: str, *values: object) -> None:
         """Log on rank 0, which speaks for all."""
         if self._channel.rank == 0:
-            _log.log(level, f"%s: {text}", self._store.url, *values)
+            _log.log(level, f"%s: {text}", self._store.url, *values, stacklevel=2)
 
     def _log_open(self) -> None:
         resumed, receipt, stats = self.resumed, self._stream.receipt, self.stats

@@ -83,6 +83,10 @@ class WriterStats:
         return {**counts, "seconds": {**self.seconds, "blocked": self.blocked}}
 
 
+def _of(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStats:
     """What the ranks of one opening did, from its beginning to its end."""
@@ -148,8 +152,9 @@ class RunStats:
         speed = f", {size_text(self.nbytes_in / self.blocked)}/s" if self.blocked > 0 else ""
         times = ", ".join(f"{what} {self.seconds[what]:.3g}" for what in ("wait", "encode", "write", "sync"))
         return (
-            f"{self.n_records} records in {self.n_commits} commits by {self.n_ranks} ranks, "
-            f"{size_text(self.nbytes_in)} as {size_text(self.nbytes_encoded)}{ratio} in {self.n_objects} objects; "
+            f"{_of(self.n_records, 'record')} in {_of(self.n_commits, 'commit')} by {_of(self.n_ranks, 'rank')}, "
+            f"{size_text(self.nbytes_in)} as {size_text(self.nbytes_encoded)}{ratio} in "
+            f"{_of(self.n_objects, 'object')}; "
             f"blocked {self.blocked:.3g} s of "
             f"{self.elapsed:.3g} s ({share}{speed}), {times} s"
         )
