@@ -154,7 +154,6 @@ class RunStats:
         return (
             f"{_of(self.n_records, 'record')} in {_of(self.n_commits, 'commit')} by {_of(self.n_ranks, 'rank')}, "
             f"{size_text(self.nbytes_in)} as {size_text(self.nbytes_encoded)}{ratio} in "
-            f"{_of(self.n_objects, 'object')}; "
-            f"blocked {self.blocked:.3g} s of "
-            f"{self.elapsed:.3g} s ({share}{speed}), {times} s"
+            f"{_of(self.n_objects, 'object')}; seconds of the slowest rank: blocked {self.blocked:.3g} of "
+            f"{self.elapsed:.3g} ({share}{speed}), {times}"
         )
