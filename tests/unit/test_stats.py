@@ -47,7 +47,8 @@ def test_the_line_says_it_all() -> None:
     )
     nothing = RunStats.of([WriterStats().to_json()], n_records=0, n_commits=0, elapsed=0.0)
     assert (nothing.ratio, WriterStats().ratio) == (None, None)
-    assert str(nothing).startswith("0 records in 0 commits by 1 rank, 0 B as 0 B in 0 objects; seconds of the slowest rank: blocked 0 of 0")
+    assert str(nothing).startswith("0 records in 0 commits by 1 rank, 0 B as 0 B in 0 objects; seconds of the slowest")
+    assert "blocked 0 of 0 (all), wait 0" in str(nothing)
 
 
 def test_syncs_are_clocked_for_each_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
