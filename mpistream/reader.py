@@ -16,6 +16,7 @@ from typing import Any, Self, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
+from mpistream.absence import no_stream_text
 from mpistream.agreement import Channel
 from mpistream.array_reader import ArrayReader
 from mpistream.arrays import QUANTIZATION_NAME, ArraySpec, Role
@@ -52,11 +53,7 @@ _POLL_SECONDS = 0.2
 def _manifest_bytes(store: ReadableStore) -> bytes:
     data = store.read(MANIFEST_KEY)
     if data is None:
-        raise FormatError(
-            f"{store.url}: no {MANIFEST_KEY}; this is neither a stream of mpistream nor another Zarr store, or it was "
-            "never created whole",
-            kind="no_manifest",
-        )
+        raise FormatError(no_stream_text(store), kind="no_manifest")
     return data
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mpistream.absence import no_stream_text
 from mpistream.commit import recover
 from mpistream.epoch import EpochState
 from mpistream.errors import FormatError, ResumeError, SchemaError
 from mpistream.hierarchy import warn_if_hidden
 from mpistream.manifest import (
-    FOLDER,
     MANIFEST_KEY,
     Manifest,
     stage_folder,
@@ -66,8 +66,7 @@ def no_stream(store: Store, what_for: str) -> ResumeError:
 
     Not collective.
     """
-    what = "was never created whole" if FOLDER in store.list() else "is not a stream"
-    return ResumeError(f"{store.url} {what}; there is nothing to {what_for}", kind="no_store")
+    return ResumeError(f"{no_stream_text(store)}; there is nothing to {what_for}", kind="no_store")
 
 
 class ResumeRequest:

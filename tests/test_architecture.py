@@ -24,7 +24,7 @@ LAYERS = """
     locations
     layout  manifest  blobs  node  holding  netcdf  selection
     zarr3.metadata  zarr3.snapshot  zarr3.document
-    shard_reads  array_reader  foreign  netcdf_file
+    shard_reads  array_reader  foreign  absence  netcdf_file
     token  epoch  decomposition  plan  commit
     fence  lease  stats  pipeline  staged  staging  publishing  lent  rows  series  location_rows  recovery  hierarchy
     rank_writer  location_rank_writer  record  mover

@@ -74,6 +74,6 @@ def test_a_live_writer_loses_the_store_only_if_asked_to(url: Path) -> None:
 def test_repair_of_what_is_no_store(tmp_path: Path) -> None:
     done = run(tmp_path / "none")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "is not a stream; there is nothing to repair" in done.stderr
+    assert done.stderr == f"error: no such folder: {tmp_path}/none; there is nothing to repair\n"
     assert "write_open" not in done.stderr
     assert list(tmp_path.iterdir()) == []
