@@ -613,20 +613,22 @@ class StreamWriter:
         self._check_no_record("close")
         if not self._channel.is_usable():
             self._say_what_is_lost("MPI is finalised or a rank has failed")
-            self._release()
+            self._release(failed=True)
             if self._channel.failure is not None:
                 raise self._channel.failure
             return
+        is_done = False
         try:
             self.commit()
             self._exchange("close", failure=self._why_not_close())
+            is_done = True
         except BaseException as error:
             # This rank has nothing more to say; the others, if they go on, must not wait for it.
             if self._channel.is_usable():
                 self._channel.post_leave(error)
             raise
         finally:
-            self._release()
+            self._release(failed=not is_done)
         self._channel.close()
 
     def _why_not_close(self) -> MPIStreamError | None:
@@ -640,15 +642,15 @@ class StreamWriter:
     def _after_commit(self) -> None:
         """Go on from a new committed state."""
 
-    def _release(self) -> None:
-        """Give back everything that needs no other rank."""
-        self._release_own()
+    def _release(self, *, failed: bool) -> None:
+        """Give back everything that needs no other rank, and say in the lease how the run ended."""
+        self._release_own(failed=failed)
         if self._owner is not None:
             # What was staged and not committed is of no use to anybody.
             with contextlib.suppress(StoreError):
                 self._store.delete_tree(stage_folder(self.epoch))
 
-    def _release_own(self) -> None:
+    def _release_own(self, *, failed: bool) -> None:
         """Give back everything but the epoch's stage folder."""
         self._is_closed = True
         _open_writers.pop(self._number, None)
@@ -656,7 +658,7 @@ class StreamWriter:
             self._progress.end()
         self._writer.close()
         if self._owner is not None:
-            self._owner.close()
+            self._owner.close(failed=failed)
 
     def __enter__(self) -> Self:
         return self
@@ -678,7 +680,7 @@ class StreamWriter:
             if other._channel.is_usable():
                 other._channel.post_leave(exc)
         self._channel.wait_left(self._options.exit_timeout)
-        self._release()
+        self._release(failed=True)
 
     # Small things
 
@@ -819,4 +821,4 @@ def _at_exit() -> None:
     for writer in (w for w in _all_open() if not w._is_forked()):
         writer._say_what_is_lost("the writer was not closed")
         if writer._owner is not None and writer._owner.keeper is not None:
-            writer._owner.keeper.close()
+            writer._owner.keeper.close(failed=not writer._commits_tokens)

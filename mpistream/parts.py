@@ -153,15 +153,15 @@ class PartWriter(StreamWriter):
         Not collective.
         """
         if not (self._is_closed or self._is_forked()):
-            self._release()
+            self._release(failed=False)
 
-    def _release(self) -> None:
+    def _release(self, *, failed: bool) -> None:  # noqa: ARG002 (whether the run is whole, its tokens say)
         """Give back what is this part's own.
 
         The epoch's stage folder stays, also when a ``with`` body has raised: the other parts stage below it, and
         `commit_tokens` needs it.
         """
-        self._release_own()
+        self._release_own(failed=False)
 
 
 class LocationPartWriter(PartWriter, LocationSeriesWriter):
