@@ -41,6 +41,7 @@ from dataclasses import dataclass, replace
 
 from mpistream.arrays import Role
 from mpistream.epoch import EpochState
+from mpistream.errors import counted
 from mpistream.manifest import (
     Dropped,
     Manifest,
@@ -367,8 +368,8 @@ def _cover_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[Commit
                 faults.append(
                     Fault(
                         kind="tiling",
-                        text=f"rank {t.writer}: {found} cells of {name!r} are in place, its part of {n} "
-                        f"record{'s' if n != 1 else ''} has {cells[t.writer] * n} in {held!r}",
+                        text=f"rank {t.writer}: {found} cells of {name!r} are in place, its part of "
+                        f"{counted(n, 'record')} has {cells[t.writer] * n} in {held!r}",
                         writer=t.writer,
                     )
                 )

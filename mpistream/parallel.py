@@ -30,6 +30,7 @@ from mpistream.errors import (
     ProtocolError,
     SchemaError,
     StoreError,
+    counted,
     error_from_json,
     error_to_json,
 )
@@ -228,7 +229,7 @@ class StreamWriter:
         return name in self._stream.manifest.statics
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else f"{self.n_records} records, {self.n_committed} committed"
+        state = "closed" if self._is_closed else f"{counted(self.n_records, 'record')}, {self.n_committed} committed"
         return f"StreamWriter({self._store.url!r}, rank {self._channel.rank} of {self._channel.size}, {state})"
 
     # Writing
@@ -707,7 +708,7 @@ class StreamWriter:
 
     def _say_what_is_lost(self, why: str) -> None:
         if n := self.n_records - self.n_committed:
-            _say(f"{self._store.url}: {n} records were not committed: {why}")
+            _say(f"{self._store.url}: {counted(n, 'record')} {'was' if n == 1 else 'were'} not committed: {why}")
 
     def _show_progress(self) -> None:
         if self._progress is not None:

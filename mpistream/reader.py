@@ -22,7 +22,7 @@ from mpistream.array_reader import ArrayReader
 from mpistream.arrays import QUANTIZATION_NAME, ArraySpec, Role
 from mpistream.blobs import BlobEntry, read_pack_index, read_payload
 from mpistream.comm import SerialTransport, connect
-from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
+from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError, counted, there_are
 from mpistream.foreign import ForeignStore
 from mpistream.grid import held_boxes, with_extra
 from mpistream.indices import Axis, Indices, axes_of, axis_lengths, numbers_of, parts_of
@@ -260,7 +260,9 @@ class StoreReader:
     def __repr__(self) -> str:
         if self._manifest is None:
             return f"StoreReader({self._store.url!r}, no stream)"
-        return f"StoreReader({self._store.url!r}, {self.n_records} records, commit {self.manifest.commit_seq})"
+        return (
+            f"StoreReader({self._store.url!r}, {counted(self.n_records, 'record')}, commit {self.manifest.commit_seq})"
+        )
 
     def read_record(self, name: str, index: int, region: Mapping[str, Any] | None = None) -> NDArray[Any]:
         """Return one record of a variable.
@@ -294,7 +296,7 @@ class StoreReader:
         i = operator.index(index)
         if not -self.n_records <= i < self.n_records:
             raise SchemaError(
-                f"record {i} of {name!r}: there are {self.n_records} records; refresh() looks for newer ones",
+                f"record {i} of {name!r}: {there_are(self.n_records, 'record')}; refresh() looks for newer ones",
                 kind="index",
             )
         i %= self.n_records

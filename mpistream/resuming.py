@@ -11,7 +11,7 @@ from typing import Any
 from mpistream.absence import no_stream_text
 from mpistream.commit import recover
 from mpistream.epoch import EpochState
-from mpistream.errors import FormatError, ResumeError, SchemaError
+from mpistream.errors import FormatError, ResumeError, SchemaError, counted
 from mpistream.hierarchy import warn_if_hidden
 from mpistream.manifest import (
     MANIFEST_KEY,
@@ -134,8 +134,8 @@ class ResumeRequest:
         if self._expect is not None and last_t != self._expect:
             raise ResumeError(
                 f"the last record that is kept has t = {last_t!r}, expected was {self._expect!r} "
-                f"({n_kept} of {count(manifest.committed)} records kept): the checkpoint and the output differ; "
-                "start from an older checkpoint, or pass at= to drop records",
+                f"({n_kept} of {counted(count(manifest.committed), 'record')} kept): the checkpoint and the output "
+                "differ; start from an older checkpoint, or pass at= to drop records",
                 kind="last_t",
             )
         stored = manifest.schema.to_json()

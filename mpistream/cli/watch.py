@@ -12,7 +12,7 @@ import typer
 from rich.live import Live
 
 from mpistream.cli.terminal import app, console_of, failed, line, say, size_text
-from mpistream.errors import FormatError, MPIStreamError
+from mpistream.errors import FormatError, MPIStreamError, counted
 from mpistream.watching import Sight, Watch
 
 __all__ = ["watch"]
@@ -136,8 +136,8 @@ def _print(sight: Sight, *, as_json: bool) -> None:
 
 def _text(sight: Sight) -> str:
     total = "" if sight.n_total is None else f" of {sight.n_total} ({sight.n_records / sight.n_total:.0%})"
-    word = "record" if sight.n_records == 1 and not total else "records"
-    parts = [f"{sight.state}: {sight.n_records}{total} {word}"]
+    records = f"{sight.n_records}{total} records" if total else counted(sight.n_records, "record")
+    parts = [f"{sight.state}: {records}"]
     if sight.last_t is not None:
         date = "" if sight.last_date is None else f" ({sight.last_date})"
         parts.append(f"t {sight.last_t!r} {line(sight.time_units)}{date}")

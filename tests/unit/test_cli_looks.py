@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -200,8 +201,45 @@ def test_export(store: Path, tmp_path: Path) -> None:
         assert r.read_array("y").tolist() == [2.0, 3.0, 4.0, 5.0, 6.0]
         expected = ms.read_record(store, "temperature", 4, {"y": (2, 7)})
         np.testing.assert_array_equal(r.read_record("temperature", 0), expected)
-    assert is_one_line(run("export", store, out), 1, "overwrite=True")
+    assert is_one_line(run("export", store, out), 1, "choose another name, or give --overwrite")
     done = run("export", store, out, "--overwrite", "--deflate", "1", "--json")
     assert json.loads(done.stdout)["n_records"] == 6
     for more in (["--records", "x"], ["--region", "y"], ["--region", "y=3"]):
         assert is_one_line(run("export", store, tmp_path / "more.nc", *more), 1, "START:STOP")
+
+
+def test_one_of_a_kind_is_singular(store: Path, tmp_path: Path) -> None:
+    """Whatever verb counts it."""
+    url = tmp_path / "s"
+    schema = append_schema({"y": 2}, {"v": ms.Variable(("time", "y"), "f4")})
+    with ms.write_open(url, schema, options=QUICK) as w:
+        w.write_record(0.0, {"v": 1.0})
+    texts = [
+        run(*args).output
+        for args in (
+            *(("ls", url), ("info", url), ("verify", url), ("watch", url), ("diff", url, url), ("diff", url, store)),
+            *(
+                ("plan", url, "--ranks", "1"),
+                ("plot", url, "v", "--record", "7"),
+                ("export", url, "x.nc", "--records", 7),
+            ),
+            *(("repair", url), ("truncate", url, "--at", "-1")),
+        )
+    ]
+    assert all("1 record" in text for text in texts[4:]), texts
+    assert [text for text in texts if re.search(r"\b1 (records|objects|arrays|ranks|files)\b", text)] == []
+
+
+def test_messages_name_options_and_not_arguments(store: Path, tmp_path: Path) -> None:
+    """What the library tells a program to do, a verb tells its user."""
+    (tmp_path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    done = run("export", tmp_path, tmp_path / "x.nc")
+    assert done.stderr == (
+        f"error: {tmp_path}: no .mpistream/manifest.json; this Zarr store is no stream of mpistream and has no "
+        "records, `mpistream ls` lists its arrays\n"
+    )
+    assert run("plot", store, "temperature", "--record", "7").stderr == (
+        "error: record 7 of 'temperature': there are 6 records\n"
+    )
+    done = run("plan", store, "--ranks", "2", "--writers", "7")
+    assert "warning: --writers 7, but only 2 ranks: no more than those write\n" in done.stdout
