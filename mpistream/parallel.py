@@ -248,9 +248,10 @@ class StreamWriter:
             float64 that is nearest to the exact number.
         arrays
             Variable -> this rank's block, shape ``shape_of(variable)``, any strides and byte order, a dtype
-            that casts to the schema's without losing values (floats may be rounded); a Python scalar
-            broadcasts. An array of JAX, PyTorch or another library must lie in this process's memory. A rank
-            whose region is empty may pass ``{}``. Every array may be overwritten as soon as the call returns.
+            that casts to the schema's without losing values (floats may be rounded); a scalar of Python or
+            numpy broadcasts, and its value decides whether it fits. An array of JAX, PyTorch or another library
+            must lie in this process's memory. A rank whose region is empty may pass ``{}``. Every array may be
+            overwritten as soon as the call returns.
 
         Raises
         ------
