@@ -340,7 +340,7 @@ class StreamWriter:
             checked = check()
             return checked, self._mover.load(names, checked.blocks, lent)
 
-        checked, load = self._agreed(call, names, loaded, lambda found: f"{found[0].record} {found[0].t.hex()}")
+        checked, load = self._agreed(call, names, loaded, _arguments)
         self._writer.take(replace(checked, blocks=self._mover.move(load)), lent)
         self._keep_lease()
 
@@ -385,7 +385,7 @@ class StreamWriter:
         def loaded() -> Load:
             return self._mover.load([name], {name: self._writer.checked_static(name, array)})
 
-        load = self._agreed("write_static", [name], loaded, lambda _: name)
+        load = self._agreed("write_static", [name], loaded, lambda _: repr(name))
         self._writer.take_static(name, self._mover.move(load)[name])
 
     def write_blob(self, key: str, payload: bytes, scope: int | str = "static") -> None:
@@ -583,7 +583,7 @@ class StreamWriter:
                 raise on_every_rank(error, 0) from error
             return [None] * len(votes)
 
-        self._exchange("invalidate", digest=str(records), failure=failure, answer=answer)
+        self._exchange("invalidate", digest=f"records {records}", failure=failure, answer=answer)
         if not records:
             return self._stream.receipt
         self._stream.manifest = manifest
@@ -715,6 +715,11 @@ class StreamWriter:
         if self._progress is not None:
             receipt = self._stream.receipt
             self._progress.show(self.n_committed, self.last_t, receipt.commit_seq, receipt.nbytes)
+
+
+def _arguments(found: tuple[CheckedRecord, Load]) -> str:
+    # The shortest decimal number of a float is no other's.
+    return f"record {found[0].record} at t = {float(found[0].t)!r}"
 
 
 def _of_rank(error: Exception, channel: Channel) -> MPIStreamError:
