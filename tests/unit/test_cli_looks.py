@@ -112,12 +112,14 @@ def test_ls(store: Path, tmp_path: Path) -> None:
 
 
 def test_plot(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PNG named after the variable, or as told; one line says which."""
+    """A PNG named after the variable, or as told; one line says which, and what is in it."""
     pytest.importorskip("matplotlib", reason="needs matplotlib, from the extra plot")
     monkeypatch.chdir(tmp_path)
     done = run("plot", store, "temperature", "--record", "2")
-    assert (done.exit_code, done.stdout) == (0, "temperature.png\n")
-    assert run("plot", store, "temperature", "--sel", "y=3", "-o", "line.pdf").stdout == "line.pdf\n"
+    assert (done.exit_code, done.stdout) == (*(0, "temperature.png: temperature: record 2, 2000-02-29T12:00:00\n"),)
+    assert run("plot", store, "temperature", "--sel", "y=3", "-o", "line.pdf").stdout == (
+        "line.pdf: temperature: record 5, 2000-03-02T00:00:00, y = 3\n"
+    )
     assert (Path("temperature.png").read_bytes()[:4], Path("line.pdf").read_bytes()[:4]) == (b"\x89PNG", b"%PDF")
     assert is_one_line(run("plot", store, "temperature", "--sel", "y"), 1, "DIM=VALUE")
     assert is_one_line(run("plot", store, "nothing"), 1, "'nothing'")
