@@ -690,6 +690,11 @@ class StreamWriter:
         self._channel.exchange(operation, others=others_of(self._channel), **more)
 
     def _check_open(self, call: str) -> None:
+        if self._is_forked():
+            raise ProtocolError(
+                f"{call} in a process that was forked from the writer's; only that one may use it; hand it the values",
+                kind="forked",
+            )
         if self._is_closed:
             raise ProtocolError(f"{call} on a closed writer; open the store again with write_resume", kind="closed")
         if self._channel.failure is not None:

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "mpistream"
 
 # The layers, lowest first. A module may import those of the rows above its own, and those to its left.
 LAYERS = """
-    _version  errors  zarr3  refresher  progress
+    _version  errors  zarr3  monitor  refresher  progress
     strings  names  times  block  rounding  tiling  ranges  options  cores  together
     local_store  store  memory_store  comm  agreement
     walltime  preemption
