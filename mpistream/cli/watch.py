@@ -114,12 +114,14 @@ def _found(url: str, total: int | None, wait: float) -> Watch:
         except FormatError as error:
             if error.kind != "no_manifest":
                 raise
+            if not wait:
+                hint = "--wait SECONDS waits for a store that is yet to come"
+                raise FormatError(f"{error}; {hint}", kind=error.kind) from error
+            if not is_said:
+                typer.echo(f"waiting up to {wait:g} s for {line(url)}", err=True)
+                is_said = True
             if (left := last - time.monotonic()) <= 0:
-                hint = "" if wait else "; --wait SECONDS waits for a store that is yet to come"
-                raise FormatError(f"{error}{hint}", kind=error.kind) from error
-        if not is_said:
-            typer.echo(f"waiting up to {wait:g} s for {line(url)}", err=True)
-            is_said = True
+                raise
         time.sleep(min(left, _WAIT_POLL))
 
 
