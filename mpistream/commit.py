@@ -292,8 +292,8 @@ def _record_faults(manifest: Manifest, tokens: Sequence[CommitToken], times: Seq
     return [
         Fault(
             kind="times",
-            text=f"rank {t.writer}: its times are not those of rank 0: {_last_times(t.last_t, times)}; call rollback() "
-            "on every rank and write again",
+            text=f"rank {t.writer}: its times are not those of the commit: {_last_times(t.last_t, times)}; call "
+            "rollback() on every rank and write again",
             writer=t.writer,
         )
         for t in tokens
@@ -305,8 +305,8 @@ def _last_times(theirs: float | None, times: Sequence[float]) -> str:
     ours = times[-1] if times else None
     # By their texts: -0.0 is another time than 0.0.
     if repr(theirs) == repr(ours):
-        return f"one of {counted(len(times), 'record')} differs, the last has t = {ours!r} on both"
-    return f"its last t = {theirs!r}, that of rank 0 is {ours!r}"
+        return f"one of {counted(len(times), 'record')} differs, the last has t = {ours!r} in both"
+    return f"its last t = {theirs!r}, the one of the commit is {ours!r}"
 
 
 def _location_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken]) -> list[Fault]:

@@ -85,7 +85,8 @@ def _show(report: Report) -> None:
     verdict = ("all is well", "leftovers, no damage", "DAMAGED")[report.exit_code]
     say(
         f"{line(report.url)}: {verdict}; {counted(report.n_records, 'record')}, commit {report.commit_seq} in epoch "
-        f"{report.epoch}, {counted(report.n_objects, 'object')} with {size_text(report.nbytes)} read"
+        f"{report.epoch}, {counted(report.n_objects, 'object')} with {size_text(report.nbytes)} read in "
+        f"{report.seconds:.3g} s"
     )
 
 

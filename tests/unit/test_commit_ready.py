@@ -269,7 +269,7 @@ def test_times_that_differ_commit_nothing(tmp_path: Path) -> None:
         block = np.zeros(2, "i4")
         writer.write_record(1.0 if rank < 2 else 1.5, {"u": block, "energy": 7.0})
         staged(writer, 1)
-        text = r"rank 2: its times are not those of rank 0: its last t = 1.5, that of rank 0 is 1.0;"
+        text = r"rank 2: its times are not those of the commit: its last t = 1.5, the one of the commit is 1.0;"
         with pytest.raises(ms.CommitError, match=text) as caught:
             writer.commit(wait=False)
         seen = committed(tmp_path)[0]
