@@ -275,8 +275,8 @@ def test_times_that_differ_bitwise() -> None:
             "times",
             1,
             (
-                "rank 1: its times are not those of the commit: its last t = 4.500000000000001, the one of the commit is "
-                "4.5; call rollback() on every rank and write again"
+                "rank 1: its times are not those of the commit: its last t = 4.500000000000001, the one of the commit "
+                "is 4.5; call rollback() on every rank and write again"
             ),
         ),
     )
