@@ -68,6 +68,9 @@ class Stager:
         self._epoch = epoch
         stats = stats or WriterStats()
         self._scratch = Scratch()
+        # Folders whose names were made durable here. Each holds an object that was placed, and within an epoch nobody
+        # removes a folder, nor renames another one over it while it is not empty.
+        self._durable_folders: dict[str, None] = {}
         self._pool: Pool | None = None
         self._member = Member(threads, max_pending_nbytes, stats)
         if threads > 0:
@@ -206,7 +209,7 @@ class Stager:
         if not sync or not items:
             return
         try:
-            self._store.sync_folders([i.key for i in items])
+            self._store.sync_folders([i.key for i in items], self._durable_folders)
         except StoreError:
             # The names may or may not be durable: take the objects back, so that the next try renames anew.
             for item in items:
@@ -224,6 +227,7 @@ class Stager:
             When a newer epoch removed the stage folder.
         """
         name = self.name()
+        self._durable_folders.clear()
         try:
             is_moved = self._store.move(key, name, parents=False, sync=False)
             if sync:

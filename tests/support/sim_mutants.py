@@ -86,8 +86,8 @@ def _stage_unsynced(is_meant: Callable[[bytes], bool]) -> Sequence[tuple[Any, st
 def _folders_unsynced(is_meant: Callable[[str], bool]) -> Sequence[tuple[Any, str, Any]]:
     sync = LocalStore.sync_folders
 
-    def unsynced(self: LocalStore, keys: Any) -> None:
-        sync(self, [k for k in keys if not is_meant(k)])
+    def unsynced(self: LocalStore, keys: Any, known: Any = None) -> None:
+        sync(self, [k for k in keys if not is_meant(k)], known)
 
     return [(LocalStore, "sync_folders", unsynced)]
 
@@ -141,16 +141,29 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 def _() -> Sequence[tuple[Any, str, Any]]:
     sync = LocalStore.sync_folders
 
-    def unsynced(self: LocalStore, keys: Any) -> None:
+    def unsynced(self: LocalStore, keys: Any, known: Any = None) -> None:
         if keys != ["zarr.json"]:
-            sync(self, keys)
+            sync(self, keys, known)
 
     return [(LocalStore, "sync_folders", unsynced)]
 
 
 @_mutant("only the innermost folder is synced", "crash")
 def _() -> Sequence[tuple[Any, str, Any]]:
-    return [(local_store, "_folders_of", lambda keys: sorted({k.rpartition("/")[0] for k in keys}))]
+    return [(local_store, "_folders_of", lambda keys, known: sorted({k.rpartition("/")[0] for k in keys}))]
+
+
+@_mutant("a folder counts as durable when the one above it was durable before", "rows")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    find = local_store._folders_of
+
+    def known_too_soon(keys: Any, known: Any) -> set[str]:
+        above = {folder.rpartition("/")[0] for folder in known} | set(known)
+        return set(
+            find(keys, {folder for key in keys if (folder := key.rpartition("/")[0]).rpartition("/")[0] in above})
+        )
+
+    return [(local_store, "_folders_of", known_too_soon)]
 
 
 @_mutant("folders are synced before what is renamed into them", "crash")
