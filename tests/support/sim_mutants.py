@@ -5,7 +5,6 @@ A mutant replaces a function of the project, or one of its calls of the store, f
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -236,16 +235,17 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 
 @_mutant("a rank that has sent its token takes that for the commit", "crash")
 def _() -> Sequence[tuple[Any, str, Any]]:
-    gather = Channel.gather
-    sent: dict[int, bytes] = {}
+    exchange = Channel.exchange
+    sent: dict[int, Any] = {}
 
-    def noted(self: Channel, data: bytes) -> Any:
-        sent[id(self)] = data
-        return gather(self, data)
+    def noted(self: Channel, operation: str, *, payload: Any = None, **more: Any) -> Any:
+        if operation == "commit":
+            sent[id(self)] = payload
+        return exchange(self, operation, payload=payload, **more)
 
     def believed(self: Channel) -> Any:
         self._n += 1
-        token = CommitToken.from_text(json.loads(sent[id(self)])[0])
+        token = CommitToken.from_text(sent[id(self)][0]["token"])
         receipt = CommitReceipt(
             commit_seq=token.base_seq + 1,
             epoch=token.epoch,
@@ -257,9 +257,9 @@ def _() -> Sequence[tuple[Any, str, Any]]:
             n_objects=0,
             nbytes=0,
         )
-        return {"receipts": [receipt.to_json()], "error": None}
+        return {"receipts": [receipt.to_json()], "records": [token.records], "error": None}
 
-    return [(Channel, "gather", noted), (Channel, "await_announcement", believed)]
+    return [(Channel, "exchange", noted), (Channel, "await_announcement", believed)]
 
 
 @_mutant("a resume moves what it drops before its manifest", "drop")
