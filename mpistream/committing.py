@@ -322,12 +322,10 @@ class _Commit:
         if not self.wait:
             self.decisions = [self._decide(i, [tokens[k] for tokens in gathered]) for k, i in enumerate(pending)]
             return
-        # A token that came with the vote need not travel twice: without another one it stands, with what was decided
-        # over it. Others carry what went wrong since.
-        as_arrived = [None] * len(pending)
-        if any(sent != as_arrived for sent in gathered):
+        # Where none travels again, that of the vote stands, and what was decided; others carry what went wrong since.
+        if any(sent != [None] * len(pending) for sent in gathered):
+            both = list(zip(gathered, self.arrived, strict=True))
             for k, i in enumerate(pending):
-                both = zip(gathered, self.arrived, strict=True)
                 self._decide(i, [known[k] if sent[k] is None else sent[k] for sent, known in both])
             raise ProtocolError("a token has changed since its rank arrived; nothing was committed", kind="token")
 
