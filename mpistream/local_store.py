@@ -318,6 +318,9 @@ class LocalStore:
         run_together(below, min(len(below), MAX_SYNC_THREADS))
         if "" in folders:
             self._sync_folder("")
+        if folders:
+            with self._errors("sync folders of", ""):
+                _check_alive(self.root)
 
     def _sync_folder(self, folder: str) -> None:
         with self._errors("sync folder", folder, may_be_gone=True):
@@ -398,6 +401,18 @@ def _sync(fd: int) -> None:
     # An XFS that shut itself down over an error of its disk answers fsync of a folder with success, and wrote nothing:
     # what would be written was thrown away by then, so nothing is left to do (Linux 6.18). fstat says EIO there.
     os.fstat(fd)
+
+
+def _check_alive(folder: str) -> None:
+    """Raise the error of a file system that takes no changes any more."""
+    # An ext4 whose journal could not be written says that once, to whoever waited for it: another program, maybe. Then
+    # fsync of a folder that was changed in there succeeds, and whatever else changes nothing (Linux 6.18). A file
+    # without a name is a change that leaves nothing. Where there is no such thing, as on NFS, fsync is believed.
+    try:
+        os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.EROFS):
+            raise
 
 
 def _write_all(fd: int, pieces: Sequence[Buffer]) -> int:
