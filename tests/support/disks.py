@@ -23,7 +23,7 @@ __all__ = ["BadDisk", "LoopDisk", "remount", "tmpfs"]
 _FS_IOC_SHUTDOWN = 0x8004587D
 _NO_FLUSH = 2
 
-_MKFS = {"xfs": ["mkfs.xfs", "-q"], "ext4": ["mkfs.ext4", "-q", "-F", "-b", "4096"]}
+_MKFS = {"xfs": ["mkfs.xfs", "-q", "-s", "size=4096"], "ext4": ["mkfs.ext4", "-q", "-F", "-b", "4096"]}
 _NBYTES = 320 * 1024 * 1024  # sparse; XFS takes no less than 300 MiB
 
 
@@ -179,11 +179,11 @@ class BadDisk(LoopDisk):
         self._servers.append(subprocess.Popen([*map(str, words)], stdin=null, stdout=null, stderr=null))
 
     def mount(self) -> None:
-        """Mount it, so that no request is longer than a page.
+        """Mount it, so that each request is one page, and lies in one.
 
-        A longer one may be written in part, and what Linux's loop device makes of that is a success.
+        Another one may be written in part, and what Linux's loop device makes of that is a success.
         """
-        device = _run("losetup", "--find", "--show", self._image).strip()
+        device = _run("losetup", "--sector-size", "4096", "--find", "--show", self._image).strip()
         try:
             Path("/sys/block", Path(device).name, "queue/max_sectors_kb").write_text("4")
             _run("mount", device, self.path)
