@@ -299,7 +299,7 @@ def simulated() -> Iterator[System]:
         mock.patch.object(local_store, "run_together", _one_by_one),
         mock.patch.object(agreement, "waiting", _waiting),
         mock.patch.object(session, "connect", connect),
-        mock.patch.object(session, "log_plan", _nothing),
+        mock.patch.object(parallel.StreamWriter, "_log_open", _nothing),
         mock.patch.object(parallel, "_say", _nothing),
         mock.patch.object(resuming, "make_documents", documents_of),
         mock.patch.object(creating, "make_documents", documents_of),
