@@ -344,6 +344,9 @@ class LocalStore:
         run_together(below, min(len(below), MAX_SYNC_THREADS))
         if "" in folders:
             self._sync_folder("")
+        if folders:
+            with self._errors("sync folders of", ""):
+                _check_alive(self.root)
         if known is not None:
             _note_synced(folders, known)
 
@@ -443,6 +446,18 @@ def _sync(fd: int) -> None:
     # what would be written was thrown away by then, so nothing is left to do (Linux 6.18). fstat says EIO there.
     os.fstat(fd)
     _synced.seconds += time.perf_counter() - began
+
+
+def _check_alive(folder: str) -> None:
+    """Raise the error of a file system that takes no changes any more."""
+    # An ext4 whose journal could not be written says that once, to whoever waited for it: another program, maybe. Then
+    # fsync of a folder that was changed in there succeeds, and whatever else changes nothing (Linux 6.18). A file
+    # without a name is a change that leaves nothing. Where there is no such thing, as on NFS, fsync is believed.
+    try:
+        os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.EROFS):
+            raise
 
 
 def _write_all(fd: int, pieces: Sequence[Buffer]) -> int:

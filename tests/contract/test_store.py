@@ -782,6 +782,25 @@ class TestLocalDurability:
         made.make_folder("a")
         assert made.list() == ["a"]
 
+    @pytest.mark.parametrize(("number", "is_failure"), [(errno.EROFS, True), (errno.EIO, True), (errno.EMFILE, False)])
+    def test_a_sync_is_not_believed_when_nothing_can_be_changed_any_more(self, local, monkeypatch, number, is_failure):
+        """A journal that could not be written is told once, to whoever waited for it; few files are no such thing."""
+        local.create("a", b"")
+        real = os.open
+
+        def dead(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(number, os.strerror(number))
+            return real(path, flags, *args, **kwargs)
+
+        monkeypatch.setattr(os, "open", dead)
+        if not is_failure:
+            local.sync_folders(["a"])
+            return
+        with pytest.raises(StoreError, match=r"sync folders of .*run\.zarr") as caught:
+            local.sync_folders(["a"])
+        assert (caught.value.kind, caught.value.errno) == ("io", number)
+
     def test_a_move_is_synced_on_both_sides(self, local, events):
         local.make_folder("v/c")
         local.create("v/c/0", b"")
