@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -42,7 +42,7 @@ from tests.support.sim_job import (
 from tests.support.sim_pool import own_pool
 from tests.support.sim_ranks import SimTransport
 
-__all__ = ["Growing", "Indexed", "Kind", "Pace", "Pipelined", "Script"]
+__all__ = ["N_TIMES", "Growing", "Indexed", "Kind", "Pace", "Pipelined", "Script"]
 
 
 class Kind(Protocol):
@@ -93,7 +93,8 @@ def _next_run(state: State) -> int:
 
 # Commits that do not wait
 
-_LAZY = replace(OPTIONS, threads=1)
+# With room for all, so that nobody waits for the background but who is meant to.
+_LAZY = replace(OPTIONS, threads=1, max_pending_nbytes=1 << 20)
 
 Pace = Sequence[Sequence[int]]
 """Of each rank, by turns, how many jobs its background does before each commit, from the back if it is below 0."""
@@ -102,12 +103,17 @@ Pace = Sequence[Sequence[int]]
 class _Outcomes:
     """What each commit of a job must commit, from what the background of each rank has done by then."""
 
-    def __init__(self, states: list[State], n_ranks: int, run: int) -> None:
+    def __init__(self, states: list[State], n_ranks: int, run: int, n_found: int) -> None:
+        del states[2:]
+        if len(states[1] or ()) != n_found:
+            # Another job has come between; of which run those are is not for this one to say.
+            states[1] = (None,) * n_found
         self.states = states
         self._n_ranks = n_ranks
         self._run = run
         self._late: list[dict[int, set[str]]] = []
         self._numbers: list[int] = []
+        self._number_of_close: int | None = None
         self._has_static = False
 
     def note(self, commit: int, rank: int, late: Iterable[str]) -> None:
@@ -132,9 +138,19 @@ class _Outcomes:
             n = (n // ROW + 1) * ROW
         if not self._has_static and not has_static and not any(key.startswith("s/c/") for key in late):
             self._has_static = is_new = True
+        return self._committed(n, is_new=is_new)
+
+    def _committed(self, n: int, *, is_new: bool) -> int:
+        last = self.states[-1] or ()
         if n > len(last) or is_new:
             self.states.append((*last, *[self._run] * (n - len(last))))
         return len(self.states) - 1
+
+    def of_close(self, n_written: int, *, has_static: bool) -> int:
+        """Return the number of the state after the close, which takes all; every rank has come to the last commit."""
+        if self._number_of_close is None:
+            self._number_of_close = self._committed(n_written, is_new=not (self._has_static or has_static))
+        return self._number_of_close
 
 
 class Pipelined(Growing):
@@ -166,7 +182,8 @@ class Pipelined(Growing):
         return self.create(ROW) if state is None else self.resume(state, ROW, _next_run(state))
 
     def _main(self, n_records: int, run: int, states: list[State], *, is_new: bool) -> Main:
-        outcomes: list[_Outcomes] = []
+        # Of the run that goes on: a driver may run the same job again.
+        outcomes: dict[int, _Outcomes] = {}
 
         def main(comm: SimTransport, disk: SimDisk) -> int:
             pool = own_pool()
@@ -178,17 +195,19 @@ class Pipelined(Growing):
                 w = ms.write_resume(store, options=_LAZY, **more)
             disk.ack(comm.who, 1)
             first, has_static = w.n_records, w.is_committed("s")
-            if not outcomes:
-                outcomes.append(_Outcomes(states, comm.size, run))
+            if id(comm.world) not in outcomes:
+                outcomes.clear()
+                outcomes[id(comm.world)] = _Outcomes(states, comm.size, run, first)
+            outcome = outcomes[id(comm.world)]
             write_static(w)
             pace = self._pace[comm.rank % len(self._pace)]
             n_told = first
             for i in range(n_records):
                 write(w, comm.rank, first + i, run)
                 pool.work(pace[i % len(pace)])
-                outcomes[0].note(i, comm.rank, pool.late())
+                outcome.note(i, comm.rank, pool.late())
                 receipt = w.commit(wait=False)
-                number = outcomes[0].of(i, first + i + 1, has_static=has_static)
+                number = outcome.of(i, first + i + 1, has_static=has_static)
                 expected = states[number]
                 assert expected is not None
                 if receipt.n_records != len(expected):
@@ -196,13 +215,10 @@ class Pipelined(Growing):
                 disk.ack(comm.who, number)
                 disk.told |= {(r, run) for r in range(n_told, len(expected))}
                 n_told = len(expected)
-            is_last = outcomes[0].of(n_records - 1, 0, has_static=True) if n_records else 1
-            whole = (*(states[1] or ()), *[run] * n_records)
-            if comm.rank == 0 and (states[is_last] != whole or not (has_static or w.is_committed("s"))):
-                states.append(whole)
+            number = outcome.of_close(first + n_records, has_static=has_static)
             w.close()
-            disk.ack(comm.who, len(states) - 1)
-            disk.told |= {(r, run) for r in range(n_told, len(whole))}
+            disk.ack(comm.who, number)
+            disk.told |= {(r, run) for r in range(n_told, first + n_records)}
             return first
 
         return main
@@ -212,7 +228,8 @@ class Pipelined(Growing):
 
 N_TIMES = 5
 _TIMES = [time_of(i) for i in range(N_TIMES)]
-_FIXED = Layout(n_shards=NY, schema=make_schema(NY, _TIMES))
+_N_SHARDS = 2
+_FIXED = Layout(n_shards=_N_SHARDS, schema=make_schema(_N_SHARDS, _TIMES))
 
 Step = tuple[str, tuple[int, ...]]
 """``write`` or ``invalidate`` with records, ``commit`` or ``take`` (a commit that does not wait)."""
@@ -220,15 +237,21 @@ Script = Sequence[Step]
 
 
 class Indexed:
-    """Records of fixed times, in the order of a script."""
+    """Records of fixed times, in the order of a script. What is written after an invalidation is of the next run."""
 
     def create(self, script: Script) -> tuple[Main, list[State]]:
         """Return a job that makes a store, and its states."""
-        return self._main(lambda _: script, 0, is_new=True), [None, *self.states((None,) * N_TIMES, script, 0)]
+        return self._main(script, 0, is_new=True), [None, *self.states((None,) * N_TIMES, script, 0)]
 
-    def resume(self, state: State, script: Script, run: int) -> tuple[Main, list[State]]:
-        """Return a job that resumes a store, and its states."""
-        return self._main(lambda _: script, run, is_new=False), [state, *self.states(state, script, run)]
+    def resume(
+        self, state: State, script: Script, run: int, n_kept: int = N_TIMES, *, is_alone: bool = True
+    ) -> tuple[Main, list[State]]:
+        """Return a job that resumes a store, and its states; records from number ``n_kept`` on are dropped."""
+        assert state is not None
+        kept = (*state[:n_kept], *[None] * (N_TIMES - n_kept))
+        main = self._main(script, run, is_new=False, n_kept=n_kept, is_alone=is_alone)
+        has_static = any(r is not None for r in state)
+        return main, [state, *self.states(kept, script, run, has_static=has_static)]
 
     def again(self, state: State) -> tuple[Main, Sequence[State]]:
         """Fill a gap, and write one again that is committed."""
@@ -243,51 +266,61 @@ class Indexed:
         return self.resume(state, script, _next_run(state))
 
     @staticmethod
-    def states(state: State, script: Script, run: int) -> list[State]:
+    def states(state: State, script: Script, run: int, *, has_static: bool = False) -> list[State]:
         """Return what is committed first and after each manifest of a script."""
         assert state is not None
-        now, pending = list(state), set[int]()
+        now, pending = list(state), dict[int, int]()
         found: list[State] = [state]
-        has_static = state.count(None) < len(state)
         for what, records in script:
             if what == "write":
-                pending |= set(records)
+                pending |= dict.fromkeys(records, run)
                 continue
             if what == "invalidate":
+                run += 1
                 for r in records:
                     now[r] = None
                 is_new = bool(records)
             else:
-                is_new = bool(pending) or not has_static
+                there = pending.keys() | {r for r in range(N_TIMES) if now[r] is not None}
+                taken = {r for r in pending if what == "commit" or there >= set(_row_of(r))}
+                is_new = bool(taken) or not has_static
                 has_static = True
-                for r in pending:
-                    now[r] = run
-                pending.clear()
+                for r in taken:
+                    now[r] = pending.pop(r)
             if is_new:
                 found.append(tuple(now))
+        if pending or not has_static:  # close commits what is left
+            found.append(tuple(pending.get(r, now[r]) for r in range(N_TIMES)))
         return found
 
-    def _main(self, script_of: Callable[[Any], Script], run: int, *, is_new: bool) -> Main:
+    def _main(
+        self, script: Script, run: int, *, is_new: bool, n_kept: int = N_TIMES, is_alone: bool = True
+    ) -> Main:
+        at = None if n_kept == N_TIMES else time_of(n_kept - 1) if n_kept else -1.0
+
         def main(comm: SimTransport, disk: SimDisk) -> int:
             store: Any = ProcessStore(comm.who)
             if is_new:
                 w = ms.write_open(store, _FIXED.schema, comm=comm, takeover=True, options=OPTIONS)
             else:
-                w = ms.write_resume(store, comm=comm, takeover=True, options=OPTIONS)
+                w = ms.write_resume(store, comm=comm, at=at, takeover=True, options=OPTIONS)
             disk.ack(comm.who, 1)
             found = w.n_committed
             first = w._stream.receipt.commit_seq
-            if comm.rank == 0 and not is_new:
+            if comm.rank == 0 and not is_new and is_alone:
                 self.check_in_step(disk, [any(a <= i < b for a, b in w.reader.committed) for i in range(N_TIMES)])
             write_static(w)
-            for what, records in script_of(w):
+            version = run
+            for what, records in script:
                 if what == "write":
                     for record in records:
-                        write(w, comm.rank, record, run)
+                        write(w, comm.rank, record, version)
                     continue
-                receipt = w.invalidate(records) if what == "invalidate" else w.commit()
+                version += what == "invalidate"
+                receipt = w.invalidate(records) if what == "invalidate" else w.commit(wait=what == "commit")
                 disk.ack(comm.who, 1 + receipt.commit_seq - first)
             w.close()
+            disk.ack(comm.who, 1 + w._stream.receipt.commit_seq - first)
             return found
 
         return main
@@ -320,6 +353,11 @@ class Indexed:
         check_no_stage(disk)
 
 
+def _row_of(record: int) -> range:
+    start = record - record % ROW
+    return range(start, min(start + ROW, N_TIMES))
+
+
 def _named(files: Mapping[str, bytes]) -> list[bool]:
     """Return the array ``committed``, decoded as its Zarr document says: crc32c, then Blosc, then a byte a record."""
     data = files.get(f"{ROOT}/committed/c/0")
@@ -331,7 +369,7 @@ def _named(files: Mapping[str, bytes]) -> list[bool]:
 
 def _checked(data: bytes, what: str) -> bytes:
     body, crc = data[:-4], int.from_bytes(data[-4:], "little")
-    if google_crc32c.value(body) != crc:
+    if not body or google_crc32c.value(body) != crc:
         raise ViolationError(f"{what} is damaged: {data!r}")
     return body
 
@@ -340,14 +378,16 @@ def _plain_run(files: Mapping[str, bytes], record: int) -> int:
     """Return the run of a record as the Zarr document alone describes it, with no manifest: chunk by chunk."""
     found = np.zeros(NY, np.int32)
     row, in_row = divmod(record, ROW)
+    width = NY // _N_SHARDS
     for y in range(NY):
-        data = files.get(f"{ROOT}/u/c/{row}/{y}")
+        shard, in_shard = divmod(y, width)
+        data = files.get(f"{ROOT}/u/c/{row}/{shard}")
         if data is None:
-            raise ViolationError(f"plain readers see record {record}, of which shard {y} is not there")
+            raise ViolationError(f"plain readers see record {record}, of which shard {shard} is not there")
         # An index of (offset, length) for each inner chunk, at the end, with a checksum.
-        index = np.frombuffer(_checked(data[-(16 * ROW + 4) :], f"index of shard {y}"), "<u8").reshape(ROW, 2)
-        offset, n = map(int, index[in_row])
+        index = _checked(data[-(16 * ROW * width + 4) :], f"index of shard {shard}")
+        offset, n = map(int, np.frombuffer(index, "<u8").reshape(ROW, width, 2)[in_row, in_shard])
         if offset == 2**64 - 1:
-            raise ViolationError(f"plain readers see record {record}, which shard {y} does not have")
+            raise ViolationError(f"plain readers see record {record}, which shard {shard} does not have")
         found[y] = np.frombuffer(_checked(data[offset : offset + n], f"record {record}"), "<i4")[0]
     return decoded(found, record)

@@ -45,6 +45,7 @@ class SimPool(Pool):
     def __init__(self) -> None:
         super().__init__()
         self.todo: deque[Line] = deque()
+        self.is_working = False
         self._late: dict[int, str] = {}
         self._scratch = Scratch()
         changed: Any = _Working(self)
@@ -88,11 +89,14 @@ class SimPool(Pool):
         if job is None:
             return
         error: BaseException | None = None
+        self.is_working = True
         try:
             job.do(self._scratch)
             self._late.pop(id(job.do), None)
         except Exception as caught:  # noqa: BLE001 - kept in the line, as a thread keeps it
             error = caught
+        finally:
+            self.is_working = False
         self._end_job(line, job, error)
         if line.jobs and line.error is None:
             self.todo.appendleft(line)

@@ -178,7 +178,7 @@ class SimTransport:
         self.communicator = (id(sim), self.who)
         self.is_free = False
         self._sim = sim
-        self._world = world
+        self.world = world
         self._mail: defaultdict[int, deque[tuple[int, bytes, Clock]]] = defaultdict(deque)
         self._gathered: deque[tuple[bytes, Clock]] = deque()
         self._arrays: defaultdict[tuple[int, int], deque[tuple[NDArray[Any], Clock]]] = defaultdict(deque)
@@ -186,7 +186,7 @@ class SimTransport:
 
     @property
     def size(self) -> int:
-        return len(self._world)
+        return len(self.world)
 
     def _clock(self) -> Clock:
         return dict(self._sim.disk.clock(self.who))
@@ -196,8 +196,8 @@ class SimTransport:
 
     def send(self, dest: int, tag: int, data: bytes) -> None:
         assert not self.is_free
-        self._world[dest]._mail[tag].append((self.rank, bytes(data), self._clock()))
-        self._world[dest]._woken()
+        self.world[dest]._mail[tag].append((self.rank, bytes(data), self._clock()))
+        self.world[dest]._woken()
 
     def poll(self, tag: int) -> tuple[int, bytes] | None:
         assert not self.is_free
@@ -214,9 +214,9 @@ class SimTransport:
             return None
         process = _here.process
         assert process is not None
-        if not process.wait(lambda: all(t._gathered for t in self._world)):
+        if not process.wait(lambda: all(t._gathered for t in self.world)):
             raise TimeoutError
-        found = [t._gathered.popleft() for t in self._world]
+        found = [t._gathered.popleft() for t in self.world]
         for _, clock in found:
             self._sim.disk.learn(self.who, clock)
         return [data for data, _ in found]
@@ -224,7 +224,7 @@ class SimTransport:
     def swap(self, sends: Any, receives: Any, timeout: float, tag: int, look: Callable[[], None]) -> None:
         process = _here.process
         assert process is not None
-        boxes = [(peer, self._world[peer]._arrays[self.rank, tag]) for peer, _ in sends]
+        boxes = [(peer, self.world[peer]._arrays[self.rank, tag]) for peer, _ in sends]
         for (_, box), (_, array) in zip(boxes, sends, strict=True):
             # As by MPI_Isend of a large array: it is read when the other rank takes it.
             box.append((array, self._clock()))
