@@ -298,9 +298,7 @@ def _expected(n_records: int, has_static: bool, n_shards: int) -> set[str]:
     return {f"{ROOT}/{key}" for key in keys}
 
 
-def check_left(
-    disk: SimDisk, n_records: int, *, has_static: bool, n_packs: int | None, n_shards: int = NY
-) -> None:
+def check_left(disk: SimDisk, n_records: int, *, has_static: bool, n_packs: int | None, n_shards: int = NY) -> None:
     """Assert that nothing is left over of what was never committed."""
     files, _ = disk.tree()
     left = {p for p in files if not p.startswith(f"{ROOT}/.mpistream/")} ^ _expected(n_records, has_static, n_shards)

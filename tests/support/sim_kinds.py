@@ -244,13 +244,24 @@ class Indexed:
         return self._main(script, 0, is_new=True), [None, *self.states((None,) * N_TIMES, script, 0)]
 
     def resume(
-        self, state: State, script: Script, run: int, n_kept: int = N_TIMES, *, is_alone: bool = True
+        self,
+        state: State,
+        script: Script,
+        run: int,
+        n_kept: int = N_TIMES,
+        *,
+        is_alone: bool = True,
+        has_static: bool | None = None,
     ) -> tuple[Main, list[State]]:
-        """Return a job that resumes a store, and its states; records from number ``n_kept`` on are dropped."""
+        """Return a job that resumes a store, and its states.
+
+        Records from number ``n_kept`` on are dropped. By default the static is committed if any record is.
+        """
         assert state is not None
         kept = (*state[:n_kept], *[None] * (N_TIMES - n_kept))
         main = self._main(script, run, is_new=False, n_kept=n_kept, is_alone=is_alone)
-        has_static = any(r is not None for r in state)
+        if has_static is None:
+            has_static = any(r is not None for r in state)
         return main, [state, *self.states(kept, script, run, has_static=has_static)]
 
     def again(self, state: State) -> tuple[Main, Sequence[State]]:
@@ -293,9 +304,7 @@ class Indexed:
             found.append(tuple(pending.get(r, now[r]) for r in range(N_TIMES)))
         return found
 
-    def _main(
-        self, script: Script, run: int, *, is_new: bool, n_kept: int = N_TIMES, is_alone: bool = True
-    ) -> Main:
+    def _main(self, script: Script, run: int, *, is_new: bool, n_kept: int = N_TIMES, is_alone: bool = True) -> Main:
         at = None if n_kept == N_TIMES else time_of(n_kept - 1) if n_kept else -1.0
 
         def main(comm: SimTransport, disk: SimDisk) -> int:

@@ -112,17 +112,18 @@ UNEVEN: Pace = ((9, 9, 0, 1), (1, 1, 4, 0))
 
 
 def pipelined(system: System) -> Counter[str]:
-    """Crash at every step of two ranks that commit three records without a wait, one slower than the other."""
+    """Crash at every step of two ranks that commit two records without a wait, one slower than the other."""
     kind = Pipelined(UNEVEN)
     x = Explorer(system, [1, 2], kind=kind)
-    x.explore(2, *kind.create(3))
+    x.explore(2, *kind.create(2))
     return x.counts
 
 
 def moving(system: System, layout: Layout = OFF_EDGES) -> Counter[str]:
-    """Crash at every step of two ranks that send each other what they hold of shards, and resume with a third."""
+    """Crash at every step of two ranks that send each other what they hold of a row that has a record already."""
     x = Explorer(system, [3, 1, 2], kind=Growing(layout))
-    x.explore(2, create_main(1, layout), [None, (), (0,)])
+    tree = _made(system, 3, create_main(1, layout))
+    x.explore(2, resume_main(1, 1, layout=layout), [(0,), (0,), (0, 1)], tree)
     return x.counts
 
 
@@ -165,10 +166,12 @@ REWRITE: Script = (("write", (3, 0, 2)), ("commit", ()), ("invalidate", (0, 3)),
 
 
 def fixed(system: System) -> Counter[str]:
-    """Crash at every step of two ranks that write records in any order, invalidate two and write one of them again."""
+    """Crash at every step of two ranks that invalidate two records, and write one of them again beside a new one."""
     kind = Indexed()
     x = Explorer(system, [1, 2], kind=kind)
-    x.explore(2, *kind.create(REWRITE))
+    main, states = kind.create([("write", (3, 0, 1)), ("commit", ())])
+    script: Script = [("invalidate", (0, 3)), ("write", (2, 0)), ("commit", ())]
+    x.explore(2, *kind.resume(states[-1], script, 1), _made(system, 2, main))
     return x.counts
 
 
