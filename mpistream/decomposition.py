@@ -70,7 +70,7 @@ def settle(
         return direct
     resolved = resolve_layout(schema, n_writers)
     held: Sequence[AnyRegion] = regions if regions is not None else _balanced(resolved, n_ranks)
-    return resolved, prove_rearranged(resolved, held, n_writers)
+    return resolved, prove_rearranged(resolved, held, n_writers, _numbered(nodes))
 
 
 def _check_nothing_lent(schema: StreamSchema, epoch: EpochState) -> None:
@@ -139,7 +139,7 @@ def settle_indexed(
     """
     n_writers = _n_writers(schema, nodes, writers)
     resolved = resolve_layout(schema, n_writers)
-    return resolved, indexed_epoch(resolved, regions, indexed_dims, groups, n_writers)
+    return resolved, indexed_epoch(resolved, regions, indexed_dims, groups, n_writers, _numbered(nodes))
 
 
 def _aligned(
@@ -195,6 +195,11 @@ def _n_writers(schema: StreamSchema, nodes: Sequence[str], writers: str | int) -
     if writers == "all" or _has_shards(schema):
         return len(nodes)
     return min(max(n_writers_for(schema), n_nodes), len(nodes))
+
+
+def _numbered(nodes: Sequence[str]) -> list[int]:
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(node, len(numbers)) for node in nodes]
 
 
 def _has_shards(schema: StreamSchema) -> bool:

@@ -44,6 +44,8 @@ class EpochState:
     """Array of `indexed` -> a number that arrays share of which each rank holds the same `Indices`."""
     indexed_moved: Mapping[str, int] = field(default_factory=dict)
     """Array of `indexed` -> its cells that go to another rank, once the owners are known."""
+    nodes: tuple[int, ...] = ()
+    """Where there is `indexed`, the number of the node that each rank runs on."""
 
     def is_rearranged(self, name: str) -> bool:
         """Return whether what is written of an array comes from elsewhere than the writers' own blocks.
@@ -264,7 +266,9 @@ def _prove_locations(schema: StreamSchema, regions: Sequence[AnyRegion]) -> Epoc
     )
 
 
-def prove_rearranged(schema: StreamSchema, regions: Sequence[AnyRegion], n_writers: int) -> EpochState:
+def prove_rearranged(
+    schema: StreamSchema, regions: Sequence[AnyRegion], n_writers: int, nodes: Sequence[int]
+) -> EpochState:
     """Return the epoch in which some ranks write what others hold.
 
     Not collective.
@@ -277,13 +281,15 @@ def prove_rearranged(schema: StreamSchema, regions: Sequence[AnyRegion], n_write
         What each rank holds; its edges may lie anywhere.
     n_writers
         Ranks that write, for each array.
+    nodes
+        The number of the node that each rank runs on.
 
     Raises
     ------
     TilingError
         When the regions overlap, leave a hole, or end beyond an array.
     """
-    exchanges = _exchanges(schema, [a.name for a in schema.arrays.values() if a.is_sharded], regions, n_writers)
+    exchanges = _exchanges(schema, [a.name for a in schema.arrays.values() if a.is_sharded], regions, n_writers, nodes)
     boxes = {name: e.boxes for name, e in exchanges.items()}
     return EpochState(
         regions=tuple(regions), boxes=boxes, n_cells=_n_cells(schema, boxes, len(regions)), exchanges=exchanges
@@ -291,7 +297,7 @@ def prove_rearranged(schema: StreamSchema, regions: Sequence[AnyRegion], n_write
 
 
 def _exchanges(
-    schema: StreamSchema, names: Sequence[str], regions: Sequence[AnyRegion], n_writers: int
+    schema: StreamSchema, names: Sequence[str], regions: Sequence[AnyRegion], n_writers: int, nodes: Sequence[int]
 ) -> dict[str, Exchange]:
     known: dict[Any, Exchange] = {}
     exchanges = {}
@@ -302,7 +308,7 @@ def _exchanges(
         # Arrays of one region have it as one object.
         key = (array.base_dims, array.shape, array.grid.shard_shape, None if is_shared else tuple(map(id, own)))
         if key not in known:
-            known[key] = plan_exchange(array.grid, own[0].dims, own, n_writers)
+            known[key] = plan_exchange(array.grid, own[0].dims, own, n_writers, nodes)
         exchanges[name] = known[key]
     return exchanges
 
@@ -313,6 +319,7 @@ def indexed_epoch(
     indexed_dims: Mapping[str, Sequence[str]],
     groups: Mapping[str, int],
     n_writers: int,
+    nodes: Sequence[int],
 ) -> EpochState:
     """Return the epoch of ranks that hold `Indices` of some arrays; for those nothing is proven, and nobody writes.
 
@@ -330,6 +337,8 @@ def indexed_epoch(
         See `EpochState.indexed_groups`.
     n_writers
         Ranks that write, for each array.
+    nodes
+        The number of the node that each rank runs on.
 
     Raises
     ------
@@ -344,7 +353,7 @@ def indexed_epoch(
         for a in sharded
         if a.name in indexed_dims
     }
-    exchanges = _exchanges(schema, [a.name for a in sharded if a.name not in indexed], regions, n_writers)
+    exchanges = _exchanges(schema, [a.name for a in sharded if a.name not in indexed], regions, n_writers, nodes)
     return EpochState(
         regions=tuple(regions),
         boxes={name: e.boxes for name, e in exchanges.items()},
@@ -353,6 +362,7 @@ def indexed_epoch(
         indexed=indexed,
         indexed_moving=tuple(sorted(moving)),
         indexed_groups=dict(groups),
+        nodes=tuple(nodes),
     )
 
 

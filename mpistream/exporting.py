@@ -4,8 +4,9 @@ Order: all ranks see the same committed state and check what is asked for; rank 
 with all metadata and what is small; then every rank reads its boxes of every record and writes them; when all are
 done, rank 0 gives the file its name. So under that name there is never a part of an export.
 
-Memory: a rank holds its box of one record of one variable, never more than its part of a row. HDF5 serves one thread at
-a time: every block is read from the store before HDF5 is called, and never inside such a call.
+Memory: a rank holds its box of one record of one variable. Where inner chunks hold several records, it is the box of
+these, so that each chunk is decoded once: up to 64 MiB, and of larger ones a part, in slabs of about a record. HDF5
+serves one thread at a time: every block is read from the store before HDF5 is called, and never inside such a call.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ from mpistream.netcdf import attribute_value, file_values, netcdf_variable
 from mpistream.netcdf_file import FileLayout, create_file, h5py_package
 from mpistream.ranges import covers
 from mpistream.reader import StoreReader, open_reader
-from mpistream.selection import Selection, select
-from mpistream.tiling import Box, box_intersection
+from mpistream.selection import Selection, groups_of, select, slabs_of
+from mpistream.tiling import Box, box_intersection, box_n_cells
 
 __all__ = ["Exported", "export"]
 
 _SUFFIXES = (".nc", ".nc4", ".h5", ".hdf5")
 _TIMEOUT = 600.0
 _MAX_DEFLATE = 9
+# Records of an inner chunk are read together up to so many bytes.
+_MAX_TOGETHER = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +77,10 @@ class _Piece:
     """A box that one rank reads and writes."""
 
     array: ArraySpec
-    record: int | None
+    records: range | None
+    """Ascending, and all that lie between are committed, too; None of an array without time."""
     box: Box
-    target: tuple[slice | int, ...]
+    target: tuple[slice, ...]
 
 
 def export(
@@ -309,13 +313,7 @@ class _Job:
         failure, n_done = None, 0
         try:
             for piece in pieces:
-                dims = piece.array.space_dims
-                region = dict(zip(dims, piece.box, strict=True))
-                if piece.record is None:
-                    block = self._reader.read_static(piece.array.name, region)
-                else:
-                    block = self._reader.read_record(piece.array.name, piece.record, region)
-                values = file_values(block)
+                values = file_values(self._read(piece))
                 with _hdf5_errors(self._part):
                     file[piece.array.name][piece.target] = values
                 n_done += values.nbytes
@@ -325,19 +323,48 @@ class _Job:
         self._channel.exchange("write the file", failure=failure)
         return n_done
 
+    def _read(self, piece: _Piece) -> NDArray[Any]:
+        name, records = piece.array.name, piece.records
+        region: dict[str, Any] = dict(zip(piece.array.space_dims, piece.box, strict=True))
+        if records is None:
+            return self._reader.read_static(name, region)
+        if len(records) == 1:
+            return self._reader.read_record(name, records[0], region)[np.newaxis]
+        region[self.selection.time_dim] = records[0], records[-1] + 1
+        return self._reader.read_array(name, region)[:: records.step]
+
     def _steps(self) -> Iterator[list[_Piece]]:
-        """Yield what this rank writes: statics, then record by record; of an array always the same box."""
+        """Yield what this rank writes: statics, then record by record; of an array always the same box.
+
+        Records that share inner chunks come with the first of them. There are as many steps on every rank.
+        """
         boxes = {a.name: self._own_box(a) for a in self.selection.arrays if a.is_sharded}
         mine = [(a, box) for a in self.selection.arrays if a.is_sharded and (box := boxes[a.name]) is not None]
         yield [self._piece(a, None, box, ()) for a, box in mine if not a.has_time]
-        for k, record in enumerate(self.selection.records):
-            if covers(self._reader.committed, record):
-                yield [self._piece(a, record, box, (k,)) for a, box in mine if a.has_time]
+        records, committed = self.selection.records, self._reader.committed
+        over_time = [a for a in self.selection.arrays if a.is_sharded and a.has_time]
+        groups = {a.name: dict(groups_of(records, committed, a.resolved_chunk_shape[0])) for a in over_time}
+        for k in sorted({k for of_array in groups.values() for k in of_array}):
+            yield [
+                self._piece(a, records[k : k + n], slab, (slice(k, k + n),))
+                for a, box in mine
+                if a.has_time and (n := groups[a.name].get(k, 0))
+                for slab in self._slabs(a, records[k : k + n], box)
+            ]
 
-    def _piece(self, array: ArraySpec, record: int | None, box: Box, lead: tuple[int, ...]) -> _Piece:
+    def _slabs(self, array: ArraySpec, records: range, box: Box) -> list[Box]:
+        if not box:
+            return [box]
+        # On edges of inner chunks, which are decoded whole; of chunks of the file, where those are encoded whole.
+        file_chunks = {v.array.name: v.chunk_shape for v in self._variables}[array.name] if self._deflate else None
+        nbytes = array.dtype.itemsize * box_n_cells(box) * (records[-1] + 1 - records[0])
+        n = min(len(records), -(-nbytes // _MAX_TOGETHER))
+        return slabs_of(box, n, (file_chunks or array.resolved_chunk_shape)[1])
+
+    def _piece(self, array: ArraySpec, records: range | None, box: Box, lead: tuple[slice, ...]) -> _Piece:
         whole = self.selection.box_of(array)
         within = tuple((a - start, b - start) for (a, b), (start, _) in zip(box, whole, strict=True))
-        return _Piece(array, record, box, (*lead, *slices(within)))
+        return _Piece(array, records, box, (*lead, *slices(within)))
 
     def _own_box(self, array: ArraySpec) -> Box | None:
         units = split_units(array.grid.grid_shape, self._channel.size)[self._channel.rank]

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.agreement import Channel
+from mpistream.assigning import best_owners
 from mpistream.epoch import EpochState, Route
 from mpistream.errors import MPIStreamError, as_ours
 from mpistream.grid import ShardGrid
@@ -30,7 +31,6 @@ from mpistream.indices import (
     prove_coverage,
     selected_shape,
 )
-from mpistream.rearrange import best_owners
 from mpistream.schema import StreamSchema
 from mpistream.tiling import Box
 
@@ -80,7 +80,7 @@ def owners_answer(
     for k, grid in enumerate(plan["grids"]):
         held = [(rank, box, math.prod(lengths)) for rank, vote in enumerate(votes) for box, lengths in vote[k]]
         ranks, boxes, n_cells = np.array(held, dtype=np.int64).reshape(-1, 3).T
-        owners.append(best_owners(len(votes), len(grid["boxes"]), ranks, boxes, n_cells))
+        owners.append(best_owners(epoch.nodes, len(grid["boxes"]), ranks, boxes, n_cells))
         n_moved.append(sum(n for rank, box, n in held if owners[k][box] != rank))
         for rank, vote in enumerate(votes):
             for box, lengths in vote[k]:

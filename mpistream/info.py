@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import prod
@@ -50,18 +50,24 @@ _UNITS = re.compile(
 _GREGORIAN_BEGINS = np.datetime64("1582-10-15", "us")
 _MAX_MICROSECONDS = 2**62
 
+# So many files and folders are counted one by one, in a fraction of a second on a local disk; of more, so many are
+# looked at. A server of metadata takes some tenths of a millisecond for each.
+_MAX_COUNTED = 20_000
+_N_SAMPLED = 4_000
+
 
 @dataclass(slots=True)
 class _Sizes:
     """Files below a store: of each array its objects without its document, and all there are."""
 
-    n_objects: dict[str, int] = field(default_factory=dict)
-    nbytes: dict[str, int] = field(default_factory=dict)
-    n_files: int = 0
-    nbytes_total: int = 0
+    n_objects: dict[str, float] = field(default_factory=dict)
+    nbytes: dict[str, float] = field(default_factory=dict)
+    n_files: float = 0
+    nbytes_total: float = 0
+    is_exact: bool = True
 
 
-def describe(url: str | os.PathLike[str]) -> dict[str, Any]:
+def describe(url: str | os.PathLike[str], *, count_all: bool = False) -> dict[str, Any]:
     """Return what a store holds, how it lies on disk and how large it is, as JSON types.
 
     Not collective.
@@ -70,13 +76,16 @@ def describe(url: str | os.PathLike[str]) -> dict[str, Any]:
     ----------
     url
         Folder of the store.
+    count_all
+        Whether to count every file, however many there are. Otherwise files and sizes of a store of more than
+        20,000 files and folders are estimated from some that lie evenly among them.
 
     Returns
     -------
     The facts, by names that stay: ``nbytes`` are bytes of committed values before compression,
     ``nbytes_on_disk`` sizes of files, those of records that are not committed yet too; ``ratio`` is the
-    first by the second, None where there is nothing. Of a Zarr store that is no stream, its ``url`` and its
-    ``nodes``.
+    first by the second, None where there is nothing; ``is_exact`` says whether all files were counted. Of a Zarr
+    store that is no stream, its ``url`` and its ``nodes``.
 
     Raises
     ------
@@ -93,7 +102,7 @@ def describe(url: str | os.PathLike[str]) -> dict[str, Any]:
         return {"url": store.url, "nodes": [_describe_node(n) for n in reader.hierarchy().values()]}
     manifest = reader.manifest
     schema = manifest.schema
-    sizes = _sizes(store.root)
+    sizes = _sizes(store.root, count_all=count_all)
     arrays = [_describe_array(a, manifest, sizes) for a in (schema.time_array, *schema.arrays.values())]
     nbytes = sum(a["nbytes"] for a in arrays)
     return {
@@ -117,9 +126,10 @@ def describe(url: str | os.PathLike[str]) -> dict[str, Any]:
         "statics": {a["name"]: a["is_committed"] for a in arrays if a["role"] == Role.STATIC.value},
         "n_dropped": sum(d.stop - d.start for d in manifest.dropped),
         "dropped": [{"epoch": d.epoch, "start": d.start, "stop": d.stop} for d in manifest.dropped],
-        "n_files": sizes.n_files,
+        "n_files": round(sizes.n_files),
+        "is_exact": sizes.is_exact,
         "nbytes": nbytes,
-        "nbytes_on_disk": sizes.nbytes_total,
+        "nbytes_on_disk": round(sizes.nbytes_total),
         "ratio": _ratio(nbytes, sizes.nbytes_total),
         "arrays": arrays,
     }
@@ -131,7 +141,7 @@ def _describe_array(array: ArraySpec, manifest: Manifest, sizes: _Sizes) -> dict
     # Only their values tell how long strings of any length are: they don't count.
     itemsize = 0 if array.dtype.kind == "T" else array.dtype.itemsize
     nbytes = n_steps * prod(array.shape) * itemsize
-    on_disk = sizes.nbytes.get(array.name, 0)
+    on_disk = round(sizes.nbytes.get(array.name, 0))
     per_record = None
     if array.has_time:
         per_record = (array.grid.n_shards if array.is_sharded else 1) / array.row_length
@@ -148,7 +158,7 @@ def _describe_array(array: ArraySpec, manifest: Manifest, sizes: _Sizes) -> dict
         "codecs": [dict(c) for c in array.chain],
         "is_committed": is_committed,
         "n_objects_per_record": per_record,
-        "n_objects": sizes.n_objects.get(array.name, 0),
+        "n_objects": round(sizes.n_objects.get(array.name, 0)),
         "nbytes": nbytes,
         "nbytes_on_disk": on_disk,
         "ratio": _ratio(nbytes, on_disk),
@@ -170,12 +180,12 @@ def _describe_node(node: Node) -> dict[str, Any]:
     }
 
 
-def _ratio(nbytes: int, on_disk: int) -> float | None:
+def _ratio(nbytes: int, on_disk: float) -> float | None:
     return nbytes / on_disk if nbytes and on_disk else None
 
 
 def size_on_disk(store: Store) -> int:
-    """Return the bytes of all files of a store.
+    """Return the bytes of all files of a store; of very many they are estimated, as `describe` does it.
 
     Not collective.
 
@@ -186,35 +196,97 @@ def size_on_disk(store: Store) -> int:
     """
     if not isinstance(store, LocalStore):
         raise StoreError(f"{store.url}: only the files of a local folder can be counted", kind="not_local")
-    return _sizes(store.root).nbytes_total
+    return round(_sizes(store.root).nbytes_total)
 
 
-def _sizes(root: str) -> _Sizes:
+def _sizes(root: str, *, count_all: bool = False) -> _Sizes:
     """Walk a store; what a running writer renames or removes meanwhile is passed over."""
-    sizes = _Sizes()
+    try:
+        return _walked(root, None if count_all else _MAX_COUNTED)
+    except _TooManyError:
+        return _sampled(root)
+
+
+class _TooManyError(Exception):
+    """There are more files and folders than shall be counted."""
+
+
+def _walked(root: str, at_most: int | None) -> _Sizes:
+    sizes, n = _Sizes(), 0
     # (folder, the array it belongs to)
     waiting: list[tuple[str, str | None]] = [(root, None)]
     while waiting:
         folder, array = waiting.pop()
-        try:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append((entry.path, entry.name if folder == root else array))
-                        continue
-                    with contextlib.suppress(FileNotFoundError):
-                        _count(sizes, array, entry)
-        except OSError as error:
-            raise StoreError(f"list {folder}: {error.strerror or error}", kind="io", errno=error.errno) from error
+        with _listed(folder) as entries:
+            for entry in entries:
+                n += 1
+                if at_most is not None and n > at_most:
+                    raise _TooManyError
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append((entry.path, entry.name if folder == root else array))
+                else:
+                    _count(sizes, array, entry, 1)
     return sizes
 
 
-def _count(sizes: _Sizes, array: str | None, entry: os.DirEntry[str]) -> None:
-    nbytes = entry.stat(follow_symlinks=False).st_size
-    sizes.n_files += 1
+def _sampled(root: str) -> _Sizes:
+    """Estimate sizes from few files: of the many in a folder some stand for all, and so do folders.
+
+    What a folder may look at it gives to those below it in equal parts. Records lie evenly in a listing, by name, by
+    age or by a hash.
+    """
+    sizes = _Sizes(is_exact=False)
+    waiting: list[tuple[str, str | None, int, float]] = [(root, None, _N_SAMPLED, 1.0)]
+    while waiting:
+        folder, array, n_looks, weight = waiting.pop()
+        folders: list[os.DirEntry[str]] = []
+        files: list[os.DirEntry[str]] = []
+        with _listed(folder) as entries:
+            for entry in entries:
+                if entry.name == GROUP_KEY:  # no object, and one stands for none
+                    _count(sizes, array, entry, weight)
+                else:
+                    (folders if entry.is_dir(follow_symlinks=False) else files).append(entry)
+        some = _some(files, n_looks)
+        for entry in some:
+            _count(sizes, array, entry, weight * len(files) / len(some))
+        below = _some(folders, n_looks)
+        for entry in below:
+            owner = entry.name if folder == root else array
+            each = max(1, n_looks // len(below))
+            waiting.append((entry.path, owner, each, weight * len(folders) / len(below)))
+    return sizes
+
+
+def _some(entries: list[os.DirEntry[str]], n: int) -> list[os.DirEntry[str]]:
+    """Return at most ``n`` of them, evenly spaced."""
+    return entries if len(entries) <= n else [entries[(2 * k + 1) * len(entries) // (2 * n)] for k in range(n)]
+
+
+@contextlib.contextmanager
+def _listed(folder: str) -> Iterator[Iterable[os.DirEntry[str]]]:
+    try:
+        try:
+            found = os.scandir(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            yield ()
+            return
+        with found:
+            yield found
+    except OSError as error:
+        raise StoreError(f"list {folder}: {error.strerror or error}", kind="io", errno=error.errno) from error
+
+
+def _count(sizes: _Sizes, array: str | None, entry: os.DirEntry[str], weight: float) -> None:
+    """Count a file that stands for ``weight`` files."""
+    try:
+        nbytes = weight * entry.stat(follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return
+    sizes.n_files += weight
     sizes.nbytes_total += nbytes
     if array is not None and entry.name != GROUP_KEY:
-        sizes.n_objects[array] = sizes.n_objects.get(array, 0) + 1
+        sizes.n_objects[array] = sizes.n_objects.get(array, 0) + weight
         sizes.nbytes[array] = sizes.nbytes.get(array, 0) + nbytes
 
 

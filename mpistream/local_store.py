@@ -12,6 +12,8 @@ import errno
 import os
 import shutil
 import stat
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Self
@@ -19,7 +21,7 @@ from typing import Any, Self
 from mpistream.errors import FormatError, StoreError
 from mpistream.together import run_together
 
-__all__ = ["MAX_READ_NBYTES", "MAX_SYNC_THREADS", "Buffer", "LocalStore"]
+__all__ = ["MAX_READ_NBYTES", "MAX_SYNC_THREADS", "Buffer", "LocalStore", "sync_time"]
 
 # A sync waits and does nothing else, so these are no matter of cores: so many wait together.
 MAX_SYNC_THREADS = 8
@@ -393,11 +395,28 @@ def _sync_path(folder: str) -> None:
         os.close(fd)
 
 
+class _Clock(threading.local):
+    seconds = 0.0
+
+
+_synced = _Clock()
+
+
+def sync_time() -> float:
+    """Return the seconds that this thread has waited for syncs, as `time.thread_time` returns those of its core.
+
+    Not collective.
+    """
+    return _synced.seconds
+
+
 def _sync(fd: int) -> None:
+    began = time.perf_counter()
     os.fsync(fd)
     # An XFS that shut itself down over an error of its disk answers fsync of a folder with success, and wrote nothing:
     # what would be written was thrown away by then, so nothing is left to do (Linux 6.18). fstat says EIO there.
     os.fstat(fd)
+    _synced.seconds += time.perf_counter() - began
 
 
 def _write_all(fd: int, pieces: Sequence[Buffer]) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -174,7 +173,6 @@ class LocationRankWriter(RankWriter):
 
     def take_series(self, record: int, series: Series) -> None:
         """Put a location that was checked."""
-        began = time.perf_counter()
         # All that can fail comes first. Rows are open for all variables or for none, unless that has failed once.
         if not all(rows.is_open(record) for rows in self._series_rows.values()):
             for rows in self._series_rows.values():
@@ -195,7 +193,6 @@ class LocationRankWriter(RankWriter):
             raise
         self.stats.n_records += 1
         self.stats.nbytes_in += sum([s.nbytes for s in series.values()])
-        self.stats.seconds["write"] += time.perf_counter() - began
 
 
 def rank_writer_of(

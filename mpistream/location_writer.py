@@ -7,6 +7,7 @@ the sets of all ranks together. What a rank holds of a chunk that another one wr
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
@@ -99,6 +100,7 @@ class LocationSeriesWriter(StreamWriter):
         call waits while more than ``Options.max_pending_nbytes`` are on their way. Nothing is durable or visible
         until `commit` returns.
         """
+        began = time.perf_counter()
         self._check_open("write_location")
         writer = self._writer
         writer.raise_failure()
@@ -120,6 +122,7 @@ class LocationSeriesWriter(StreamWriter):
         else:
             writer.take_series(record, found)
         self._keep_lease()
+        self.stats.seconds["record"] += time.perf_counter() - began
 
     def _record_of(self, location: SupportsIndex | str) -> int:
         if isinstance(location, str):

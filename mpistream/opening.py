@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,16 +45,13 @@ from mpistream.manifest import (
     stage_folder,
 )
 from mpistream.options import Options
-from mpistream.plan import Plan
 from mpistream.ranges import Ranges
 from mpistream.region import AnyRegion
 from mpistream.schema import StreamSchema
 from mpistream.staging import Stager
 from mpistream.store import Store
 
-__all__ = ["Claim", "check_alike", "claim", "log_plan", "no_claims", "put_layout", "put_manifest", "settled"]
-
-_log = logging.getLogger("mpistream")
+__all__ = ["Claim", "check_alike", "claim", "no_claims", "put_layout", "put_manifest", "settled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,12 +200,6 @@ def settled(
     return settle(
         schema, held.regions, nodes, writers=options.writers, rearrange=options.rearrange, committed=committed
     )
-
-
-def log_plan(store: Store, cost: Plan) -> None:
-    _log.info("%s: %s", store.url, cost)
-    for warning in cost.warnings:
-        _log.warning("%s: %s", store.url, warning)
 
 
 def put_layout(store: Store, epoch: int, n_writers: int, regions: Sequence[AnyRegion] | None) -> str:

@@ -39,11 +39,11 @@ class Options:
         where the threads encode whatever the size of its chunks, it also bounds the chunks that are being filled; by
         default it is twice a chunk of each variable.
     writers
-        How many ranks write what all of them hold: ``"all"``, a number, ``"node"`` (as many as there are nodes), or
-        ``"auto"`` (default): all where the regions lie on shard edges and make objects of 4 MiB or more, else as few as
-        give objects of about 64 MiB, at least as many as nodes. Which ones is what moves the fewest bytes, so several
-        can be on one node. The others only send. A number above that of the ranks is all
-        of them, and the plan says so.
+        How many ranks write what all of them hold: ``"all"``, a number, ``"node"`` (one on each node), or ``"auto"``
+        (default): all where the regions lie on shard edges and make objects of 4 MiB or more, else as few as give
+        objects of about 64 MiB, at least one on each node. They are spread over the nodes as evenly as can be, such
+        that few bytes leave a node. The others only send. A number above that of the ranks is all of them, and the
+        plan says so.
     rearrange
         ``"auto"`` (default): regions may lie anywhere. ``"never"``: those that don't lie on shard edges are
         refused, and nothing moves between ranks.

@@ -34,12 +34,13 @@ from mpistream.errors import (
     error_to_json,
 )
 from mpistream.indices import Indices, indices_of
+from mpistream.lease import node_name
 from mpistream.lent import Lent
 from mpistream.manifest import Manifest, stage_folder
 from mpistream.mover import Load, Mover
 from mpistream.options import Options
 from mpistream.owner import Owner
-from mpistream.plan import Plan
+from mpistream.plan import Plan, size_text
 from mpistream.progress import ProgressLine
 from mpistream.ranges import Ranges, count
 from mpistream.rank_writer import CheckedRecord, RankWriter
@@ -48,7 +49,7 @@ from mpistream.record import Record
 from mpistream.region import Region
 from mpistream.resuming import Resumed
 from mpistream.schema import StreamSchema
-from mpistream.stats import WriterStats
+from mpistream.stats import RunStats, WriterStats
 from mpistream.store import Store
 from mpistream.times import TimeLike
 from mpistream.token import CommitReceipt, CommitToken
@@ -100,6 +101,8 @@ class StreamWriter:
         self._record: Record | None = None
         self._is_closed = False
         self._pid = os.getpid()
+        self._began = time.perf_counter()
+        self._n_new_records = 0
         self._number = next(_numbers)
         self._progress: ProgressLine | None = None
         if owner is not None and options.progress:
@@ -107,6 +110,7 @@ class StreamWriter:
         self.resumed = resumed
         """What `write_resume` found and did; None after `write_open`."""
         _open_writers[self._number] = self
+        self._log_open()
 
     # What it is
 
@@ -179,7 +183,7 @@ class StreamWriter:
 
     @property
     def stats(self) -> WriterStats:
-        """Counts of this rank."""
+        """Counts of this rank; after `close` ``stats.run`` has those of all ranks."""
         return self._writer.stats
 
     @property
@@ -269,7 +273,7 @@ class StreamWriter:
         """
         self._check_open("write_record")
         self._check_no_record("write_record")
-        with self._writer.lent() as lent:
+        with self.stats.during("record"), self._writer.lent() as lent:
             self._take("write_record", lambda: self._writer.checked_record(t, arrays), lent)
 
     def write_record_at(self, index: int, t: TimeLike, arrays: Mapping[str, ArrayLike]) -> None:
@@ -300,7 +304,7 @@ class StreamWriter:
         """
         self._check_open("write_record_at")
         self._check_no_record("write_record_at")
-        with self._writer.lent() as lent:
+        with self.stats.during("record"), self._writer.lent() as lent:
             self._take("write_record_at", lambda: self._writer.checked_record_at(index, t, arrays), lent)
 
     @contextlib.contextmanager
@@ -328,7 +332,8 @@ class StreamWriter:
                 arrays = self._record.arrays
             finally:
                 self._record = None
-            self._take("write_record", lambda: self._writer.checked_record(t, arrays), lent)
+            with self.stats.during("record"):
+                self._take("write_record", lambda: self._writer.checked_record(t, arrays), lent)
 
     def _take(self, call: str, check: Callable[[], CheckedRecord], lent: Lent) -> None:
         """Check a record, move what others write of it, and take it."""
@@ -383,8 +388,9 @@ class StreamWriter:
         def loaded() -> Load:
             return self._mover.load([name], {name: self._writer.checked_static(name, array)})
 
-        load = self._agreed("write_static", [name], loaded, lambda _: name)
-        self._writer.take_static(name, self._mover.move(load)[name])
+        with self.stats.during("record"):
+            load = self._agreed("write_static", [name], loaded, lambda _: name)
+            self._writer.take_static(name, self._mover.move(load)[name])
 
     def write_blob(self, key: str, payload: bytes, scope: int | str = "static") -> None:
         """Put a small payload of this rank, such as the state of its random numbers.
@@ -443,12 +449,13 @@ class StreamWriter:
         Durable, but not committed: a resume drops it.
         """
         self._check_open("flush")
-        records = self._writer.stage(partial_rows=True)
-        if self._channel.size == 1:
-            if self._owner is not None:
-                self._owner.withdraw()
-            self._writer.place(records)
-        return self._writer.token(records)
+        with self.stats.during("commit"):
+            records = self._writer.stage(partial_rows=True)
+            if self._channel.size == 1:
+                if self._owner is not None:
+                    self._owner.withdraw()
+                self._writer.place(records)
+            return self._writer.token(records)
 
     # Committing
 
@@ -528,6 +535,7 @@ class StreamWriter:
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
             failure = on_every_rank(error, self._channel.rank)
         self._exchange("rollback", failure=failure)
+        self._log(logging.INFO, "rolled back to commit %d, %d records", self._stream.receipt.commit_seq, self.n_records)
 
     def invalidate(self, indices: Iterable[int]) -> CommitReceipt:
         """Mark committed records of a fixed time dim as not committed, so that they may be rewritten.
@@ -596,6 +604,7 @@ class StreamWriter:
                 failure = _not_published(error, self._stream.receipt)
         # A rank must not rewrite a record before plain readers know.
         self._exchange("invalidated", failure=failure)
+        self._log(logging.INFO, "invalidated %d records", count(records))
         return self._stream.receipt
 
     def close(self) -> None:
@@ -619,7 +628,7 @@ class StreamWriter:
             return
         try:
             self.commit()
-            self._exchange("close", failure=self._why_not_close())
+            self._agree_on_close()
         except BaseException as error:
             # This rank has nothing more to say; the others, if they go on, must not wait for it.
             if self._channel.is_usable():
@@ -628,6 +637,23 @@ class StreamWriter:
         finally:
             self._release()
         self._channel.close()
+        self._log(logging.INFO, "closed: %s", self.stats.run)
+
+    def _agree_on_close(self) -> None:
+        """Hear that no rank has anything against it; what each has done goes with its vote."""
+
+        def answer(votes: list[Any]) -> list[Any]:
+            return [RunStats.of(votes, **self._totals()).to_json()] * len(votes)
+
+        own, wrong = self.stats.to_json(), self._why_not_close()
+        self.stats.run = RunStats(**self._exchange("close", payload=own, failure=wrong, answer=answer))
+
+    def _totals(self) -> dict[str, Any]:
+        return {
+            "n_records": self._n_new_records,
+            "n_commits": self.stats.n_commits,
+            "elapsed": time.perf_counter() - self._began,
+        }
 
     def _why_not_close(self) -> MPIStreamError | None:
         """Return why a stream whose last commit went well is not whole."""
@@ -679,11 +705,39 @@ class StreamWriter:
                 other._channel.post_leave(exc)
         self._channel.wait_left(self._options.exit_timeout)
         self._release()
+        n = self.n_committed
+        self._log(logging.INFO, "left with %r, %d of %d records are committed", exc, n, self.n_records)
 
     # Small things
 
-    def _exchange(self, operation: str, **more: Any) -> None:
-        self._channel.exchange(operation, others=others_of(self._channel), **more)
+    def _exchange(self, operation: str, **more: Any) -> Any:
+        return self._channel.exchange(operation, others=others_of(self._channel), **more)
+
+    def _log(self, level: int, text: str, *values: object) -> None:
+        """Log on rank 0, which speaks for all."""
+        if self._channel.rank == 0:
+            _log.log(level, f"%s: {text}", self._store.url, *values, stacklevel=2)
+
+    def _log_open(self) -> None:
+        resumed, receipt, stats = self.resumed, self._stream.receipt, self.stats
+        how = "created"
+        if resumed is not None:
+            dropped = f", {resumed.n_dropped} dropped" if resumed.n_dropped else ""
+            how = f"resumed with {receipt.n_records} records, t {receipt.last_t!r}{dropped}"
+        if self._plan is not None:
+            self._log(logging.INFO, "%s, epoch %d; %s", how, self.epoch, self._plan)
+            for warning in self._plan.warnings:
+                self._log(logging.WARNING, "%s", warning)
+            for name, (shard_shape, chunk_shape) in self._plan.layouts.items():
+                self._log(logging.DEBUG, "%s: shards %s, inner chunks %s", name, shard_shape, chunk_shape)
+        # Of this rank: every one says it.
+        who, cores = f"rank {self._channel.rank} on {node_name()}", stats.n_cores
+        _log.debug("%s: %s: %s, %d threads, %d cores", self._store.url, who, stats.mode, stats.threads, cores)
+
+    def _log_commit(self, seconds: float) -> None:
+        r = self._stream.receipt
+        what = f"{r.n_new_records} records, {r.n_objects} objects of {size_text(r.nbytes)}, {seconds:.3g} s"
+        self._log(logging.DEBUG, "commit %d: %s; %d records, t %r", r.commit_seq, what, r.n_records, r.last_t)
 
     def _check_open(self, call: str) -> None:
         if self._is_closed:
@@ -803,9 +857,14 @@ def commit_writers(
             # Nobody may count on any of them: what this rank knows of one commit, it knows of all.
             for writer in writers:
                 writer._channel.note(channel.failure)
-        for writer in writers:
-            writer.stats.seconds["commit"] += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        for writer, seq in zip(writers, before, strict=True):
+            writer.stats.seconds["commit"] += seconds
             writer._keep_lease()
+            # Also of a commit that went wrong in another stream.
+            if writer._stream.receipt.commit_seq != seq:
+                writer._n_new_records += writer._stream.receipt.n_new_records
+                writer._log_commit(seconds)
 
 
 def _say(text: str) -> None:

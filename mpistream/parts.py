@@ -8,7 +8,9 @@ with MPI.
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +35,7 @@ from mpistream.parallel import StreamWriter
 from mpistream.region import AnyRegion, Region, RegionLike
 from mpistream.resuming import read_manifest
 from mpistream.schema import StreamSchema
+from mpistream.stats import RunStats
 from mpistream.store import Store, open_store
 from mpistream.tiling import Box, box_n_cells
 from mpistream.token import CommitReceipt, CommitToken
@@ -64,10 +67,11 @@ class PartWriter(StreamWriter):
         Durable, but not committed. What a commit took in since the last call is not named again.
         """
         self._check_open("flush")
-        self._catch_up()
-        records = self._writer.stage(partial_rows=True)
-        self._writer.place(records)
-        return replace(self._writer.token(records), times=tuple(self._writer.times(records)))
+        with self.stats.during("commit"):
+            self._catch_up()
+            records = self._writer.stage(partial_rows=True)
+            self._writer.place(records)
+            return replace(self._writer.token(records), times=tuple(self._writer.times(records)))
 
     def _catch_up(self) -> None:
         """Build on what was committed meanwhile, by the owner or by `commit_tokens`."""
@@ -121,10 +125,14 @@ class PartWriter(StreamWriter):
                 "tokens)",
                 kind="role",
             )
-        self._catch_up()
-        self._stream.receipt = commit_carried(self._store, tokens, self._options)
-        self._catch_up()
+        began, seq = time.perf_counter(), self._stream.receipt.commit_seq
+        with self.stats.during("commit"):
+            self._catch_up()
+            self._stream.receipt = commit_carried(self._store, tokens, self._options)
+            self._catch_up()
         self._keep_lease()
+        if self._stream.receipt.commit_seq != seq:
+            self._log_commit(time.perf_counter() - began)
         return self._stream.receipt
 
     def invalidate(self, indices: Iterable[int]) -> CommitReceipt:
@@ -154,6 +162,14 @@ class PartWriter(StreamWriter):
         """
         if not (self._is_closed or self._is_forked()):
             self._release()
+            # What became of its records, whoever commits them knows.
+            totals = {**self._totals(), "n_records": self.stats.n_records}
+            self.stats.run = RunStats.of([self.stats.to_json()], **totals)
+            self._log(logging.INFO, "part %d closed: %s", self._writer.writer, self.stats.run)
+
+    def _log_open(self) -> None:
+        # Every part is a process of its own, that nobody else speaks for.
+        self._log(logging.INFO, "part %d, epoch %d, %s", self._writer.writer, self.epoch, self.stats.mode)
 
     def _release(self) -> None:
         """Give back what is this part's own.

@@ -18,7 +18,7 @@ from mpistream.region import RegionLike
 from mpistream.schema import StreamSchema
 from mpistream.tiling import box_n_cells
 
-__all__ = ["Plan", "plan", "plan_of"]
+__all__ = ["Plan", "plan", "plan_of", "size_text"]
 
 _MANY_OBJECTS = 10_000
 # A row of more records is no advice.
@@ -80,12 +80,13 @@ class Plan:
         return cls(**{**document, **lists, "layouts": layouts})
 
     def __str__(self) -> str:
-        moved = f", {_size(self.nbytes_moved_per_record)} moved between ranks" if self.nbytes_moved_per_record else ""
+        n_moved = self.nbytes_moved_per_record
+        moved = f", {size_text(n_moved)} moved between ranks" if n_moved else ""
         return (
-            f"{self.n_writers} of {self.n_ranks} ranks write {_size(self.nbytes_per_record)} a record "
-            f"in {self.n_objects_per_record:g} objects of at most {_size(self.max_object_nbytes)}, "
-            f"{self.n_folders_per_record:g} folders; at most {_size(self.max_writer_nbytes_per_record)} a rank and "
-            f"record, {_size(self.writer_memory_nbytes)} in memory{moved}"
+            f"{self.n_writers} of {self.n_ranks} ranks write {size_text(self.nbytes_per_record)} a record "
+            f"in {self.n_objects_per_record:g} objects of at most {size_text(self.max_object_nbytes)}, "
+            f"{self.n_folders_per_record:g} folders; at most {size_text(self.max_writer_nbytes_per_record)} a rank and "
+            f"record, {size_text(self.writer_memory_nbytes)} in memory{moved}"
         )
 
 
@@ -93,7 +94,11 @@ def _is_partitioned(schema: StreamSchema, name: str) -> bool:
     return schema.is_location_series or not set(schema.partitioned_dims).isdisjoint(schema.arrays[name].base_dims)
 
 
-def _size(nbytes: float) -> str:
+def size_text(nbytes: float) -> str:
+    """Return a number of bytes as text, for example ``1.5 GiB``.
+
+    Not collective.
+    """
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024:  # noqa: PLR2004
             return f"{nbytes:.4g} {unit}"
@@ -233,7 +238,7 @@ def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float,
         row = schema.arrays[name].row_length
         example = f"for example its {schema.record_dim!r} from {row} to {rows[name]}"
         found.append(
-            f"objects of variable {name!r} have {_size(small[name])} before compression, under 4 MiB: "
+            f"objects of variable {name!r} have {size_text(small[name])} before compression, under 4 MiB: "
             f"raise shard_shape, {example if rows[name] <= most else 'up to the whole array'}"
         )
     if n_objects > _MANY_OBJECTS:
@@ -249,7 +254,7 @@ def _few_locations(schema: StreamSchema, shards: Mapping[str, int], n_ranks: int
     array, row = schema.arrays[name], row_length(schema)
     longest = chunk_locations(array.shape[0], -(-(schema.n_total or 1) // n_ranks), itemsize=array.dtype.itemsize)
     text = (
-        f"objects of variable {name!r} have {_size(shards[name])} before compression, under 4 MiB: raise "
+        f"objects of variable {name!r} have {size_text(shards[name])} before compression, under 4 MiB: raise "
         f"chunk_locations from {row} to {longest}"
     )
     return [text] if shards[name] < SMALL_OBJECT_NBYTES and row < longest else []

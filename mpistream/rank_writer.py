@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import operator
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -426,7 +425,6 @@ class RankWriter:
 
     def take(self, checked: CheckedRecord, lent: Lent) -> None:
         """Put a record that was checked; of a rearranged array the blocks are those of the boxes written here."""
-        began = time.perf_counter()
         record = checked.record
         # Narrowing a float can overflow to infinity: that is what the caller's dtype asked for.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -448,7 +446,6 @@ class RankWriter:
         self.stats.nbytes_in += sum(
             rows.array.dtype.itemsize * sum(b.size for b in blocks.get(name, ())) for name, rows in self._rows.items()
         )
-        self.stats.seconds["write"] += time.perf_counter() - began
 
     def _copied(self, blocks: Blocks, lent: Lent) -> Blocks:
         """Copy what is encoded in the background, unless it lies there already; what fails here has taken nothing."""
@@ -505,6 +502,8 @@ class RankWriter:
             self._stager.discard(objects)
             raise
         self._statics[name] = objects
+        if objects:
+            self.stats.nbytes_in += array.dtype.itemsize * sum(b.size for b in blocks)
 
     def _static_objects(self, array: ArraySpec, blocks: list[NDArray[Any]]) -> Iterable[StagedObject]:
         if array.is_whole:

@@ -8,7 +8,7 @@ what a rank *holds* and what it *writes* are two things. For each array
 * the *sources* are the boxes that the ranks hold, each cell once: a cell that several ranks hold, of an array
   that lacks some of the partitioned dims, comes from the lowest of them;
 * the *targets* are boxes of whole shards, as balanced as a grid of boxes can be;
-* each target goes to the rank that holds most of it, such that as few cells as possible move;
+* each target goes to the node, and there to the rank, that holds most of it (`mpistream.assigning`);
 * a *piece* is what a source and a target share. Both ranks know it by its global cells, and the pieces between
   two ranks have one order, so the data travel without a word about where they belong.
 
@@ -25,16 +25,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mpistream.assigning import best_owners
 from mpistream.grid import ShardGrid, held_boxes, split_units
 from mpistream.region import Region
 from mpistream.tiling import Box, Interval, box_intersection, box_n_cells, find_overlap, prove_tiling
 
-__all__ = ["Exchange", "Piece", "best_owners", "plan_exchange", "split_piece", "target_boxes"]
+__all__ = ["Exchange", "Piece", "plan_exchange", "split_piece", "target_boxes"]
 
 # One message. MPI counts are 32-bit in most libraries, and so are some of their inner offsets.
 _MAX_MESSAGE_NBYTES = 1 << 30
-# Up to this many pairs of rank and target the assignment is exact; its cost grows with the square of the targets.
-_MAX_EXACT_PAIRS = 250_000
 # So many boxes are compared one by one.
 _LEAF = 64
 
@@ -62,11 +61,8 @@ class Exchange:
     boxes: tuple[tuple[Box, ...], ...]
     """Per rank the boxes that it writes."""
     pieces: tuple[Piece, ...]
-
-    @property
-    def n_moved_cells(self) -> int:
-        """Cells that go to another rank."""
-        return sum(box_n_cells(p.box) for p in self.pieces if p.source != p.target)
+    n_moved_cells: int
+    """Cells that go to another rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +75,7 @@ class _Sources:
 
 
 def plan_exchange(
-    grid: ShardGrid, partitioned_dims: Collection[str], regions: Sequence[Region], n_targets: int
+    grid: ShardGrid, partitioned_dims: Collection[str], regions: Sequence[Region], n_targets: int, nodes: Sequence[int]
 ) -> Exchange:
     """Return who writes what of an array, and what moves for it.
 
@@ -95,6 +91,8 @@ def plan_exchange(
         What each rank holds; together every cell of the partitioned dims exactly once.
     n_targets
         Ranks that shall write it; fewer if it has fewer shards.
+    nodes
+        The number of the node that each rank runs on.
 
     Raises
     ------
@@ -102,7 +100,7 @@ def plan_exchange(
         When the regions overlap, leave a hole, or end beyond the array.
     """
     if 0 in grid.shape:
-        return Exchange(boxes=((),) * len(regions), pieces=())
+        return Exchange(boxes=((),) * len(regions), pieces=(), n_moved_cells=0)
     if any(d in partitioned_dims for d in grid.bases):
         held = [held_boxes(grid, partitioned_dims, region) for region in regions]
         n_targets = min(n_targets, len(regions))
@@ -115,7 +113,7 @@ def plan_exchange(
     targets = target_boxes(grid, n_targets)
     which, where, shared = _crossings(sources.boxes, targets)
     n_cells = (shared[:, :, 1] - shared[:, :, 0]).prod(axis=1)
-    owners = best_owners(len(regions), len(targets), sources.ranks[which], where, n_cells)
+    owners = best_owners(nodes, len(targets), sources.ranks[which], where, n_cells)
     boxes: list[list[Box]] = [[] for _ in regions]
     part = []
     for target, owner in zip(targets, owners, strict=True):
@@ -131,7 +129,8 @@ def plan_exchange(
         )
         for s, t, box in zip(which.tolist(), where.tolist(), shared.tolist(), strict=True)
     )
-    return Exchange(boxes=tuple(map(tuple, boxes)), pieces=pieces)
+    n_moved = n_cells[sources.ranks[which] != np.array(owners)[where]].sum()
+    return Exchange(boxes=tuple(map(tuple, boxes)), pieces=pieces, n_moved_cells=int(n_moved))
 
 
 def _sources(grid: ShardGrid, held: Sequence[Sequence[Box]], *, is_shadow: bool) -> _Sources:
@@ -290,87 +289,6 @@ def _crossings(
         axis=2,
     )
     return which, where, shared
-
-
-def best_owners(
-    n_ranks: int, n_targets: int, ranks: NDArray[np.int64], targets: NDArray[np.int64], n_cells: NDArray[np.int64]
-) -> list[int]:
-    """Return the rank that writes each target, each rank at most one, so that the most cells stay where they are.
-
-    Not collective.
-
-    Parameters
-    ----------
-    n_ranks, n_targets
-        How many there are; not more targets than ranks.
-    ranks, targets, n_cells
-        Cells of a target that a rank holds, pair by pair.
-    """
-    pairs, at = np.unique(ranks * n_targets + targets, return_inverse=True)
-    stays = np.zeros(len(pairs), dtype=np.int64)
-    np.add.at(stays, at, n_cells)
-    # Only ranks that hold something can be of use, and as many others as there are targets.
-    useful = np.unique(pairs // n_targets)
-    others = np.setdiff1d(np.arange(min(n_ranks, len(useful) + n_targets)), useful)
-    candidates = np.concatenate((useful, others[: max(n_targets - len(useful), 0)]))
-    if len(candidates) * n_targets > _MAX_EXACT_PAIRS:
-        return _greedy(n_ranks, n_targets, pairs, stays)
-    gain = np.zeros((n_targets, len(candidates)), dtype=np.int64)
-    gain[pairs % n_targets, np.searchsorted(useful, pairs // n_targets)] = stays
-    return [int(candidates[k]) for k in _best_assignment(gain)]
-
-
-def _greedy(n_ranks: int, n_targets: int, pairs: NDArray[np.int64], stays: NDArray[np.int64]) -> list[int]:
-    """Give the pairs with most cells first."""
-    owners = [-1] * n_targets
-    is_taken = np.zeros(n_ranks, dtype=bool)
-    for k in np.argsort(-stays, kind="stable"):
-        rank, target = divmod(int(pairs[k]), n_targets)
-        if owners[target] < 0 and not is_taken[rank]:
-            owners[target], is_taken[rank] = rank, True
-    free = iter(np.flatnonzero(~is_taken).tolist())
-    return [owner if owner >= 0 else next(free) for owner in owners]
-
-
-def _best_assignment(gain: NDArray[np.int64]) -> list[int]:
-    """Return for each row its column, such that the sum of the gains is largest.
-
-    The Hungarian method with potentials, row by row along shortest augmenting paths (R. Jonker and A. Volgenant,
-    Computing 38, 1987), exact in integers.
-    """
-    n_rows, n_columns = gain.shape
-    cost = -gain
-    unseen = np.iinfo(np.int64).max
-    row_potential = np.zeros(n_rows, dtype=np.int64)
-    column_potential = np.zeros(n_columns, dtype=np.int64)
-    row_of = np.full(n_columns, -1, dtype=np.int64)
-    for row in range(n_rows):
-        shortest = np.full(n_columns, unseen, dtype=np.int64)
-        before = np.full(n_columns, -1, dtype=np.int64)
-        is_done = np.zeros(n_columns, dtype=bool)
-        at, column, reached = row, -1, 0
-        while True:
-            length = reached + cost[at] - row_potential[at] - column_potential
-            better = ~is_done & (length < shortest)
-            shortest[better], before[better] = length[better], column
-            column = int(np.where(is_done, unseen, shortest).argmin())
-            reached = int(shortest[column])
-            if row_of[column] < 0:
-                break
-            is_done[column] = True
-            at = int(row_of[column])
-        done = np.flatnonzero(is_done)
-        row_potential[row] += reached
-        row_potential[row_of[done]] += reached - shortest[done]
-        column_potential[done] += shortest[done] - reached
-        while column >= 0:
-            previous = int(before[column])
-            row_of[column] = row if previous < 0 else row_of[previous]
-            column = previous
-    column_of = np.empty(n_rows, dtype=np.int64)
-    taken = np.flatnonzero(row_of >= 0)
-    column_of[row_of[taken]] = taken
-    return [int(c) for c in column_of]
 
 
 def split_piece(box: Box, itemsize: int, limit: int | None = None) -> list[Box]:

@@ -42,12 +42,13 @@ class Record:
         SchemaError
             On this rank: unknown variable, wrong shape or dtype.
         """
-        shapes = self._writer.block_shapes(name)
-        checked = check_blocks(name, block, shapes, self._writer.schema.arrays[name].dtype)
-        buffers = self._found(name)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for buffer, part in zip(buffers, checked, strict=True):
-                buffer[...] = part
+        with self._writer.stats.during("record"):
+            shapes = self._writer.block_shapes(name)
+            checked = check_blocks(name, block, shapes, self._writer.schema.arrays[name].dtype)
+            buffers = self._found(name)
+            with np.errstate(over="ignore", invalid="ignore"):
+                for buffer, part in zip(buffers, checked, strict=True):
+                    buffer[...] = part
 
     def buffer(self, name: str) -> Any:
         """Return the array that will be written for a variable, to be filled in place.
@@ -65,7 +66,8 @@ class Record:
         -----
         It waits while more than ``max_pending_nbytes`` of earlier records are on their way.
         """
-        found = self._found(name)
+        with self._writer.stats.during("record"):
+            found = self._found(name)
         return found[0] if len(found) == 1 else found
 
     def _found(self, name: str) -> list[NDArray[Any]]:

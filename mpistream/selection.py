@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mpistream.arrays import ArraySpec, Role
 from mpistream.errors import SchemaError
 from mpistream.manifest import Manifest
+from mpistream.ranges import Ranges, covers
 from mpistream.region import box_of_mapping
 from mpistream.schema import StreamSchema
 from mpistream.tiling import Box, Interval
 
-__all__ = ["Selection", "parse_bounds", "select"]
+__all__ = ["Selection", "groups_of", "parse_bounds", "select", "slabs_of"]
 
 _PAIR = 2
 
@@ -88,6 +89,42 @@ def select(
         records=chosen,
         box=box,
     )
+
+
+def groups_of(records: range, committed: Ranges, extent: int) -> Iterator[tuple[int, int]]:
+    """Yield which selected records are read together, first and number: committed ones that share inner chunks.
+
+    Not collective.
+
+    Parameters
+    ----------
+    records
+        The selected ones.
+    committed
+        Those that can be read. Where others lie among them each is read by itself.
+    extent
+        Records of an inner chunk.
+    """
+    k = 0
+    while k < len(records):
+        first = records[k]
+        n = min(len(records) - k, len(range(first, (first // extent + 1) * extent, records.step)))
+        if not all(covers(committed, i) for i in range(first, records[k + n - 1] + 1)):
+            n = 1
+        if covers(committed, first):
+            yield k, n
+        k += n
+
+
+def slabs_of(box: Box, n: int, edge: int) -> list[Box]:
+    """Return a box, which has cells, in about so many parts along its first dim, cut on multiples of ``edge``.
+
+    Not collective.
+    """
+    (start, stop), *others = box
+    first = start - start % edge
+    length = -(-(stop - first) // (n * edge)) * edge
+    return [((max(start, a), min(stop, a + length)), *others) for a in range(first, stop, length)]
 
 
 def parse_bounds(text: str) -> tuple[int | None, int | None]:

@@ -26,7 +26,7 @@ from mpistream.location_rank_writer import rank_writer_of
 from mpistream.location_writer import writer_class
 from mpistream.manifest import Manifest, nonce_key, stage_folder
 from mpistream.mover import Mover
-from mpistream.opening import Claim, check_alike, claim, log_plan
+from mpistream.opening import Claim, check_alike, claim
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner
 from mpistream.parallel import StreamWriter
@@ -377,7 +377,6 @@ class _OwnerSession:
         assert self.owner.epoch is not None
         writers = self._options.writers
         self.plan = plan_of(self.owner.manifest.schema, self.owner.epoch, self._nodes, writers=writers)
-        log_plan(self._store, self.plan)
         return [{**common, "share": share.to_json()} for share in self.owner.epoch.shares()]
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ that it holds, and its bytes come to be only when it is its turn.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 from mpistream.errors import StoreError
 from mpistream.fence import fenced
+from mpistream.local_store import sync_time
 from mpistream.pipeline import Line, Loan, Pool
 from mpistream.stats import WriterStats
 from mpistream.store import Store, read_whole
@@ -24,6 +26,8 @@ __all__ = ["Source", "StagedObject", "Work"]
 
 # Enough to tell one object from another: a shard ends with its index and the index's checksum.
 _TAIL_NBYTES = 64
+
+_log = logging.getLogger("mpistream")
 
 
 class Source(Protocol):
@@ -98,12 +102,20 @@ class Work:
     def encode(self, do: Callable[[Scratch], None], scratch: Scratch) -> None:
         began = time.perf_counter()
         do(scratch)
-        self._note("encode", began, 0)
+        self.note(encode=time.perf_counter() - began)
 
-    def _note(self, what: str, began: float, nbytes: int) -> None:
+    def note(self, nbytes: int = 0, **seconds: float) -> None:
+        """Count bytes and seconds, from whichever thread."""
         with self._stats_lock:
-            self._stats.seconds[what] += time.perf_counter() - began
             self._stats.nbytes_encoded += nbytes
+            for what, spent in seconds.items():
+                self._stats.seconds[what] += spent
+
+    def _failed(self, key: str, error: BaseException) -> None:
+        if self.failure is None:
+            # Once: on a full disk every object of a record fails.
+            _log.info("%s could not be written, the next commit tries again or tells why: %s", key, error)
+        self.failure = error
 
     def make(self, item: StagedObject, scratch: Scratch) -> None:
         assert item.shard is not None
@@ -111,11 +123,11 @@ class Work:
         try:
             item.pieces = item.shard.finish(scratch)
         except BaseException as error:
-            self.failure = error
+            self._failed(item.key, error)
             raise
         item.nbytes = sum(len(p) for p in item.pieces)
         item.shard = None
-        self._note("encode", began, 0)
+        self.note(encode=time.perf_counter() - began)
 
     def stage(self, item: StagedObject, scratch: Scratch) -> None:
         if item.shard is None:
@@ -133,7 +145,7 @@ class Work:
 
     def _stage(self, item: StagedObject) -> None:
         key = self.name()
-        began = time.perf_counter()
+        began, synced = time.perf_counter(), sync_time()
         try:
             if item.pieces is None:
                 # It was placed, and the sync of its name failed: its bytes lie under its key.
@@ -143,13 +155,16 @@ class Work:
                 item.pieces = [data]
             self._store.stage(key, item.pieces, sync=item.must_sync)
         except StoreError as error:
-            item.error = self.failure = fenced(self._store, self._epoch, error)
+            item.error = fenced(self._store, self._epoch, error)
+            self._failed(item.key, item.error)
         except Exception as error:  # noqa: BLE001 (kept for the next arrive; a dead thread would hang flush)
-            item.error = self.failure = error
+            item.error = error
+            self._failed(item.key, error)
         else:
             item.tail = bytes(item.pieces[-1])[-_TAIL_NBYTES:]
             item.staged_key, item.pieces, item.error = key, None, None
-            self._note("store", began, item.nbytes)
+            synced = sync_time() - synced
+            self.note(item.nbytes, write=time.perf_counter() - began - synced, sync=synced)
         if item.is_borrowing and item.pieces is not None:
             # The next try comes when the caller has its block back. Without memory for a copy the job fails as a whole:
             # in the background it keeps its loan, and without threads the record was taken in part.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -206,7 +207,9 @@ class Stager:
         if not sync or not items:
             return
         try:
+            began = time.perf_counter()
             self._store.sync_folders([i.key for i in items])
+            self._work.note(sync=time.perf_counter() - began)
         except StoreError:
             # The names may or may not be durable: take the objects back, so that the next try renames anew.
             for item in items:

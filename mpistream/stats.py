@@ -1,10 +1,16 @@
-"""What a writer has done, and how."""
+"""What a writer has done, and how; and what all ranks have, at the end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-__all__ = ["WriterStats"]
+from mpistream.plan import size_text
+
+__all__ = ["RunStats", "WriterStats"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,7 +25,7 @@ class WriterStats:
     """Cores that this rank was found to have."""
     n_records: int = 0
     nbytes_in: int = 0
-    """Bytes of blocks in the dtype on disk."""
+    """Bytes of blocks in the dtype on disk that this rank writes, of records and statics."""
     nbytes_copied: int = 0
     """Bytes of them that were copied, for those threads to read."""
     nbytes_encoded: int = 0
@@ -29,11 +35,14 @@ class WriterStats:
     n_buffers: int = 0
     """Blocks of memory that were allocated for such copies; they are used again."""
     seconds: dict[str, float] = field(
-        default_factory=lambda: {"write": 0.0, "commit": 0.0, "wait": 0.0, "encode": 0.0, "store": 0.0}
+        default_factory=lambda: dict.fromkeys(("record", "commit", "wait", "encode", "write", "sync"), 0.0)
     )
-    """Time that the caller was inside our calls: ``write``, ``commit``, and ``wait``, the part of it that it was held
-    up because ``max_pending_nbytes`` were on their way. And, whoever did it, ``encode`` and ``store``: encoding
-    variables, and writing and syncing objects."""
+    """Time that the caller was inside our calls: ``record``, those that take records and statics, ``commit``, which
+    ``flush`` counts as, and ``wait``, the part of these that it was held up because ``max_pending_nbytes`` were on
+    their way. And, whoever did it: ``encode``, encoding variables, ``write``, writing objects, and ``sync``, waiting
+    until objects and their names are durable."""
+    run: RunStats | None = None
+    """What all ranks have done, once `StreamWriter.close` has gone well; of a part without MPI, what it has done."""
 
     @property
     def mode(self) -> str:
@@ -42,3 +51,109 @@ class WriterStats:
         if not self.threads:
             return "synchronous"
         return "background" if self.background else "write-behind"
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes of blocks a byte of objects, None before there are any; a row that was written again counts again."""
+        return self.nbytes_in / self.nbytes_encoded if self.nbytes_encoded else None
+
+    @property
+    def blocked(self) -> float:
+        """Seconds that the caller was inside our calls."""
+        return self.seconds["record"] + self.seconds["commit"]
+
+    @contextlib.contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Count what the body takes as the caller's time.
+
+        Not collective.
+        """
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[what] += time.perf_counter() - began
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `RunStats.of` needs of this rank, as JSON types.
+
+        Not collective.
+        """
+        counts = {name: getattr(self, name) for name in ("nbytes_in", "nbytes_encoded", "n_objects")}
+        return {**counts, "seconds": {**self.seconds, "blocked": self.blocked}}
+
+
+def _of(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStats:
+    """What the ranks of one opening did, from its beginning to its end."""
+
+    n_ranks: int
+    n_records: int
+    """Records that were committed; of a part, that it wrote."""
+    n_commits: int
+    nbytes_in: int
+    """Bytes of blocks in the dtype on disk, over all ranks."""
+    nbytes_encoded: int
+    """Bytes of objects, over all ranks."""
+    n_objects: int
+    elapsed: float
+    """Seconds from the opening to the last commit."""
+    seconds: Mapping[str, float]
+    """The most that any rank has of each of `WriterStats.seconds`, and of ``blocked``."""
+
+    @classmethod
+    def of(cls, votes: Sequence[Mapping[str, Any]], *, n_records: int, n_commits: int, elapsed: float) -> RunStats:
+        """Return the account of all ranks.
+
+        Not collective.
+
+        Parameters
+        ----------
+        votes
+            `WriterStats.to_json` of each rank.
+        n_records, n_commits, elapsed
+            As here.
+        """
+        return cls(
+            n_ranks=len(votes),
+            n_records=n_records,
+            n_commits=n_commits,
+            nbytes_in=sum(v["nbytes_in"] for v in votes),
+            nbytes_encoded=sum(v["nbytes_encoded"] for v in votes),
+            n_objects=sum(v["n_objects"] for v in votes),
+            elapsed=elapsed,
+            seconds={what: max(v["seconds"][what] for v in votes) for what in votes[0]["seconds"]},
+        )
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes of blocks a byte of objects, None where there are none; a row that was written again counts again."""
+        return self.nbytes_in / self.nbytes_encoded if self.nbytes_encoded else None
+
+    @property
+    def blocked(self) -> float:
+        """Seconds that the rank was blocked that was blocked longest."""
+        return self.seconds["blocked"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the account as JSON types.
+
+        Not collective.
+        """
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __str__(self) -> str:
+        ratio = "" if self.ratio is None else f" (ratio {self.ratio:.2f})"
+        share = f"{self.blocked / self.elapsed:.1%}" if self.elapsed > 0 else "all"
+        speed = f", {size_text(self.nbytes_in / self.blocked)}/s" if self.blocked > 0 else ""
+        times = ", ".join(f"{what} {self.seconds[what]:.3g}" for what in ("wait", "encode", "write", "sync"))
+        return (
+            f"{_of(self.n_records, 'record')} in {_of(self.n_commits, 'commit')} by {_of(self.n_ranks, 'rank')}, "
+            f"{size_text(self.nbytes_in)} as {size_text(self.nbytes_encoded)}{ratio} in "
+            f"{_of(self.n_objects, 'object')}; seconds of the slowest rank: blocked {self.blocked:.3g} of "
+            f"{self.elapsed:.3g} ({share}{speed}), {times}"
+        )

@@ -14,7 +14,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mpistream.agreement import Channel
@@ -47,6 +47,8 @@ class Report:
     """Objects that were read, besides documents and times."""
     nbytes: int
     """Their bytes."""
+    seconds: float = field(compare=False)
+    """How long it took."""
     damage: tuple[Finding, ...]
     leftovers: tuple[Finding, ...]
     in_flight: tuple[Finding, ...]
@@ -65,7 +67,7 @@ class Report:
 
         Not collective.
         """
-        names = ("url", "epoch", "commit_seq", "n_records", "n_objects", "nbytes", "writer", "is_complete")
+        names = ("url", "epoch", "commit_seq", "n_records", "n_objects", "nbytes", "seconds", "writer", "is_complete")
         findings = {n: [f.to_json() for f in getattr(self, n)] for n in ("damage", "leftovers", "in_flight")}
         return {**{name: getattr(self, name) for name in names}, "exit_code": self.exit_code, **findings}
 
@@ -189,6 +191,7 @@ class _Session:
 
     def __init__(self, store: ReadableStore) -> None:
         self._store = store
+        self._began = time.monotonic()
         self._findings: list[Finding] = []
         self._is_done = False
         self.n_objects = 0
@@ -245,6 +248,7 @@ class _Session:
             n_records=self.manifest.n_records,
             n_objects=self.n_objects,
             nbytes=self._nbytes,
+            seconds=time.monotonic() - self._began,
             damage=of["damage"],
             leftovers=of["leftover"],
             in_flight=of["in_flight"],

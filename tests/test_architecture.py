@@ -20,7 +20,7 @@ LAYERS = """
     local_store  store  memory_store  comm  agreement
     walltime  preemption
     zarr3.codecs  zarr3.shard  zarr3.splice  zarr3.extract
-    description  region  grid  indices  rearrange  arrays  cf  schema
+    description  region  grid  indices  assigning  rearrange  arrays  cf  schema
     locations
     layout  manifest  blobs  node  holding  netcdf  selection
     zarr3.metadata  zarr3.snapshot  zarr3.document
@@ -47,6 +47,7 @@ ORDER = LAYERS.split()
 # No I/O, no clock, no thread, no MPI: tested without disk, and to the last branch.
 PURE = {
     "arrays",
+    "assigning",
     "blobs",
     "block",
     "cf",

@@ -23,6 +23,9 @@ __all__ = ["info"]
 def info(
     url: Annotated[str, typer.Argument(help="Folder of the store.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    count_all: Annotated[
+        bool, typer.Option("--count-all", help="Count every file; of more than 20,000 sizes are estimated otherwise.")
+    ] = False,
 ) -> None:
     """Print what a store holds, how it lies on disk and how large it is.
 
@@ -34,6 +37,8 @@ def info(
         Folder of the store.
     as_json
         Print one JSON object, see `mpistream.info.describe`.
+    count_all
+        Count every file, however long that takes.
 
     Notes
     -----
@@ -41,7 +46,7 @@ def info(
     code 1 and one line on stderr when there is no store, or a damaged one.
     """
     try:
-        facts = describe(url)
+        facts = describe(url, count_all=count_all)
     except MPIStreamError as error:
         raise failed(error) from None
     if as_json:
@@ -69,7 +74,7 @@ def _show(facts: Mapping[str, Any], console: Console) -> None:
         return
     console.print(table_of("Layout", _LAYOUT, facts["arrays"]))
     console.print()
-    console.print(table_of("On disk", _ON_DISK, facts["arrays"]))
+    console.print(table_of("On disk" if facts["is_exact"] else "On disk, estimated", _ON_DISK, facts["arrays"]))
 
 
 def _summary(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -93,8 +98,8 @@ def _summary(facts: Mapping[str, Any]) -> dict[str, str]:
         "run id": line(facts["run_id"]),
         "statics": ", ".join(statics) or "none",
         "dropped": dropped,
-        "on disk": f"{size_text(facts['nbytes_on_disk'])} in {facts['n_files']} files, {size_text(facts['nbytes'])} of "
-        f"values, ratio {_ratio(facts['ratio'])}",
+        "on disk": f"{'' if facts['is_exact'] else 'about '}{size_text(facts['nbytes_on_disk'])} in {facts['n_files']} "
+        f"files, {size_text(facts['nbytes'])} of values, ratio {_ratio(facts['ratio'])}",
     }
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from mpistream._version import __version__
 from mpistream.errors import MPIStreamError
+from mpistream.plan import size_text
 from mpistream.token import CommitReceipt
 
 __all__ = [
@@ -102,11 +103,3 @@ def table_of(title: str, columns: Sequence[Column], arrays: Sequence[Mapping[str
 
 def shape_text(shape: Sequence[int] | None) -> str:
     return " x ".join(map(str, shape)) if shape else "-"
-
-
-def size_text(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:  # noqa: PLR2004
-            return f"{nbytes:.4g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.4g} TiB"

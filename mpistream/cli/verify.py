@@ -85,7 +85,7 @@ def _show(report: Report) -> None:
     verdict = ("all is well", "leftovers, no damage", "DAMAGED")[report.exit_code]
     say(
         f"{line(report.url)}: {verdict}; {report.n_records} records, commit {report.commit_seq} in epoch "
-        f"{report.epoch}, {report.n_objects} objects with {size_text(report.nbytes)} read"
+        f"{report.epoch}, {report.n_objects} objects with {size_text(report.nbytes)} read in {report.seconds:.3g} s"
     )
 
 

@@ -185,22 +185,51 @@ def test_an_empty_store(tmp_path: Path) -> None:
     assert read_all(out)["t"].shape == (0, NY, NX)
 
 
-def test_progress_and_memory_are_those_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No read is larger than one record of one variable, and progress goes from nothing to all."""
-    url, out, seen, largest = write(tmp_path / "s"), tmp_path / "out.nc", [], []
-    real = StoreReader.read_record
-
-    def read_record(*args: Any) -> NDArray[Any]:
-        found = real(*args)
-        largest.append(found.nbytes)
-        return found
-
-    monkeypatch.setattr(StoreReader, "read_record", read_record)
-    done = ms.export(url, out, progress=lambda n, total: seen.append((n, total)))
-    assert max(largest) == NY * NX * 4
+def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
+    url, seen = write(tmp_path / "s"), []
+    done = ms.export(url, tmp_path / "out.nc", progress=lambda n, total: seen.append((n, total)))
     assert (seen[0], seen[-1]) == ((0, done.nbytes), (done.nbytes, done.nbytes))
     assert seen == sorted(seen)
-    assert len(seen) > N_RECORDS
+    assert len(seen) > N_RECORDS // 2  # inner chunks of two records
+
+
+@pytest.mark.parametrize("deflate", [0, 1])
+@pytest.mark.parametrize(
+    ("at_most", "records", "expected"),
+    [
+        # Inner chunks have two records and two rows of y: each is read once.
+        (2 * NY * NX * 4, None, [((0, 2), (0, 7)), ((2, 4), (0, 7)), ((4, 6), (0, 7))]),
+        (2 * NY * NX * 4, (1, 5), [(1, (0, 7)), ((2, 4), (0, 7)), (4, (0, 7))]),
+        (2 * NY * NX * 4, slice(0, 6, 3), [(0, (0, 7)), (3, (0, 7))]),
+        # Too much at once: slabs on their edges, of about a record.
+        (NY * NX * 4, (0, 2), [((0, 2), (0, 4)), ((0, 2), (4, 7))]),
+        (1, (0, 2), [((0, 2), (0, 4)), ((0, 2), (4, 7))]),
+    ],
+)
+def test_each_inner_chunk_is_decoded_once(
+    at_most: int, records: Any, expected: list[Any], deflate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that share inner chunks are read together, in parts where that is too much; values are the same."""
+    url, out, seen = write(tmp_path / "s"), tmp_path / "out.nc", []
+    real = StoreReader.read_record, StoreReader.read_array
+
+    def read_record(reader: StoreReader, name: str, index: int, region: Any = None) -> NDArray[Any]:
+        seen.append((index, region["y"]))
+        return real[0](reader, name, index, region)
+
+    def read_array(reader: StoreReader, name: str, region: Any = None) -> NDArray[Any]:
+        if name == "t":
+            seen.append((region["time"], region["y"]))
+        return real[1](reader, name, region)
+
+    monkeypatch.setattr(StoreReader, "read_record", read_record)
+    monkeypatch.setattr(StoreReader, "read_array", read_array)
+    monkeypatch.setattr("mpistream.exporting._MAX_TOGETHER", at_most)
+    ms.export(url, out, records=records, deflate=deflate)
+    chosen = range(N_RECORDS)[records if isinstance(records, slice) else slice(*(records or (0, N_RECORDS)))]
+    if not deflate or at_most >= 2 * NY * NX * 4:
+        assert seen == expected
+    assert read_all(out)["t"].tobytes() == np.stack([any_bits("float32", (NY, NX), i) for i in chosen]).tobytes()
 
 
 def test_the_store_is_not_read_while_hdf5_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

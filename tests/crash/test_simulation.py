@@ -173,8 +173,8 @@ def test_a_wrong_block_is_refused_before_pieces_move(system: System) -> None:
     ("duel", "who", "every"),
     [
         (sim_scenarios.duel_of_pipelined, 1, 40),
-        (sim_scenarios.duel_of_moving, 1, 40),
-        (sim_scenarios.duel_of_indexed, 0, 60),
+        (sim_scenarios.duel_of_moving, 1, 20),
+        (sim_scenarios.duel_of_indexed, 1, 80),
     ],
 )
 def test_a_rank_frozen_in_other_jobs_can_do_nothing_after_a_resume(
@@ -183,14 +183,14 @@ def test_a_rank_frozen_in_other_jobs_can_do_nothing_after_a_resume(
     """What a job was told stays, whether its commits wait or not, pieces move or records are written again."""
     counts = duel(system, who, every)
     print(dict(counts))
-    assert counts["fenced"] >= 20
+    assert counts["fenced"] >= 15
 
 
 def test_random_chains_of_other_jobs(system: System) -> None:
     """Chains of crashes of such jobs: paces, what ranks hold and the order of records are random."""
     first = int(os.environ.get("MPISTREAM_TEST_SEED", random.SystemRandom().randrange(2**32)))
     print(f"MPISTREAM_TEST_SEED={first}")
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 10):
         walk_apart(system, seed)
 
 

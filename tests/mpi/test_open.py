@@ -240,13 +240,14 @@ def test_ranks_of_a_subcommunicator_write_alone(comm: MPI.Intracomm, mpi_tmp_pat
 def test_plan_is_logged_once_with_its_warnings(
     comm: MPI.Intracomm, mpi_tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rank 0 logs one line of the plan, and warns of objects under 4 MiB with the setting to change."""
+    """Rank 0 logs it as the store is opened, and warns of objects under 4 MiB with the setting to change."""
     with caplog.at_level(logging.INFO, logger="mpistream"):
         ms.write_open(mpi_tmp_path / "s", _schema(), comm=comm, options=OPTIONS).close()
 
     infos = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert (len(infos), len(warnings)) == ((1, 1) if comm.rank == 0 else (0, 0))
+    # Opened and closed.
+    assert (len(infos), len(warnings)) == ((2, 1) if comm.rank == 0 else (0, 0))
     if comm.rank == 0:
         # 8 x 6 cells of 4 bytes, 4 x 2 shards, rows of 2.
         assert "192 B a record in 4 objects" in infos[0]

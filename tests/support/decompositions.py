@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from mpistream.names import DTYPES
 from mpistream.tiling import Box, Interval, box_n_cells
 from tests.support.scene import Scene, time_of
 
-__all__ = ["Decomposed", "deal", "objects_of", "spoil", "tile"]
+__all__ = ["Decomposed", "deal", "most_that_can_stay", "objects_of", "spoil", "tile"]
 
 N_RECORDS = 4
 _NAMES = "wzyx"
@@ -270,3 +271,10 @@ def _as_passed(blocks: list[Any]) -> Any:
 def _spoil_all(blocks: list[Any]) -> None:
     for block in blocks:
         spoil(block)
+
+
+def most_that_can_stay(gain: NDArray[np.int64]) -> int:
+    """The best of all assignments of columns to rows, tried one by one."""
+    n_rows, n_columns = gain.shape
+    chosen = itertools.permutations(range(n_columns), n_rows)
+    return max(sum(int(gain[row, column]) for row, column in enumerate(columns)) for columns in chosen)

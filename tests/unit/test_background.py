@@ -384,7 +384,7 @@ def test_writer_in_the_body_of_anothers_record_does_not_wait_for_it(writer: ms.S
         for name in ("b", "c"):
             rec.put(name, 0)
         rec.put("energy", 1.0)
-    wait_until(lambda: writer.stats.seconds["store"] > 0, DEADLINE, "the record to be staged", every=0.001)
+    wait_until(lambda: writer.stats.seconds["write"] > 0, DEADLINE, "the record to be staged", every=0.001)
 
 
 # ---- several ranks -----------------------------------------------------------------------------------

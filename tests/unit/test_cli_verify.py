@@ -44,6 +44,9 @@ def test_a_sound_store(url: Path) -> None:
     first, _, rest = done.stdout.partition("; ")
     assert first == f"{url}: all is well"
     assert rest.startswith("5 records, commit 1 in epoch 1, 2 objects with ")
+    seconds = float(rest.split(" read in ")[1].removesuffix(" s\n"))
+    assert 0 <= seconds < 60
+    assert 0 < json.loads(run("verify", url, "--json").stdout)["seconds"] < 60
 
 
 def test_leftovers_are_listed(url: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import mpistream as ms
 from mpistream.decomposition import decompose, settle, settle_indexed
 from mpistream.errors import AlignmentError, TilingError
+from mpistream.indexing import owners_answer
 from mpistream.region import Region
 from mpistream.tiling import box_n_cells
 
@@ -153,3 +154,16 @@ def test_indices_are_written_by_as_many_ranks() -> None:
         assert resolved.arrays["u"].grid.n_shards == n_objects
         assert len(epoch.indexed["u"]) == n_objects
         assert epoch.boxes == {}
+
+
+def test_one_writer_a_node_is_one_on_each() -> None:
+    """Where the ranks of one node hold nearly all cells, too; as boxes and as indices."""
+    nodes, edges = ["a", "a", "a", "b", "c"], (0, 3, 6, 10, 11, 12)
+    is_moving, writing, n_objects = found(OPEN, columns(*edges), nodes, "node")
+    assert (is_moving, [nodes[rank] for rank in writing], n_objects) == (True, ["a", "b", "c"], 3)
+    resolved, epoch = settle_indexed(OPEN, [Region.empty(("x",))] * 5, {"u": ("x",)}, {"u": 0}, nodes, writers="node")
+    targets = [box for (box,) in epoch.indexed["u"]]
+    shared = [[max(min(b, d) - max(a, c), 0) for c, d in targets] for a, b in itertools.pairwise(edges)]
+    votes = [[[[k, [n]] for k, n in enumerate(of_rank) if n]] for of_rank in shared]
+    settled, _ = owners_answer(resolved, epoch, votes)
+    assert sorted(nodes[rank] for rank, boxes in enumerate(settled.boxes["u"]) if boxes) == ["a", "b", "c"]

@@ -110,7 +110,7 @@ LOWER = Region.of_box(DIMS, ((3, 8), (0, 6)))
 
 def test_a_rearranged_epoch_writes_whole_shards() -> None:
     """Both ranks write one half; the fourth row moves, of each array that has it, and of no other."""
-    epoch = prove_rearranged(SCHEMA, [UPPER, LOWER], 2)
+    epoch = prove_rearranged(SCHEMA, [UPPER, LOWER], 2, [0, 0])
     assert epoch.boxes["temperature"] == ((((0, 4), (0, 6)),), (((4, 8), (0, 6)),))
     assert epoch.boxes["rows"] == ((((0, 4),),), (((4, 8),),))
     assert epoch.n_cells == {
@@ -133,7 +133,7 @@ def test_a_rearranged_epoch_writes_whole_shards() -> None:
 def test_a_share_has_the_pieces_of_its_rank_in_the_order_of_all() -> None:
     """Those that it sends, gets or has itself; what a pair of ranks shares stands in the same order on both."""
     regions = [Region(DIMS, [((k, k + 1), (0, 6)) for k in (r + 6, r + 3, r) if k < 8]) for r in range(3)]
-    epoch = prove_rearranged(SCHEMA, regions, 2)
+    epoch = prove_rearranged(SCHEMA, regions, 2, [0, 0, 0])
     shares = epoch.shares()
     for name, exchange in epoch.exchanges.items():
         for share in shares:
@@ -149,17 +149,17 @@ def test_a_share_has_the_pieces_of_its_rank_in_the_order_of_all() -> None:
 def test_a_rank_may_write_what_it_does_not_hold() -> None:
     """And hold what it does not write."""
     whole = Region.of_box(DIMS, ((0, 8), (0, 6)))
-    shares = prove_rearranged(SCHEMA, [whole, NONE], 2).shares()
+    shares = prove_rearranged(SCHEMA, [whole, NONE], 2, [0, 0]).shares()
     assert [share.holds("temperature") for share in shares] == [True, False]
     assert [share.n_cells("temperature") for share in shares] == [24, 24]
-    shares = prove_rearranged(SCHEMA, [UPPER, LOWER], 1).shares()
+    shares = prove_rearranged(SCHEMA, [UPPER, LOWER], 1, [0, 0]).shares()
     assert [share.holds("temperature") for share in shares] == [True, True]
     assert [share.n_cells("temperature") for share in shares] == [0, 48]
 
 
 def test_what_is_aligned_does_not_move() -> None:
     """Each rank that holds the shards that it would be given keeps them, and no call is collective."""
-    epoch = prove_rearranged(SCHEMA, [LEFT, RIGHT], 2)
+    epoch = prove_rearranged(SCHEMA, [LEFT, RIGHT], 2, [0, 0])
     assert epoch.boxes["temperature"] in (
         ((((0, 8), (0, 3)),), (((0, 8), (3, 6)),)),
         ((((0, 4), (0, 6)),), (((4, 8), (0, 6)),)),
@@ -172,7 +172,7 @@ def test_what_is_aligned_does_not_move() -> None:
 
 def test_an_epoch_of_indices_gets_its_owners_later() -> None:
     """The boxes are there; who writes which is said when it is known, and an array without indices is rank 0's."""
-    epoch = indexed_epoch(SCHEMA, [NONE] * 3, dict.fromkeys(SHARDED, ("y",)), dict.fromkeys(SHARDED, 0), 2)
+    epoch = indexed_epoch(SCHEMA, [NONE] * 3, dict.fromkeys(SHARDED, ("y",)), dict.fromkeys(SHARDED, 0), 2, [0] * 3)
     assert epoch.indexed["temperature"] == (((0, 4), (0, 6)), ((4, 8), (0, 6)))
     assert epoch.indexed["rows"] == (((0, 4),), ((4, 8),))
     assert epoch.layout_regions is None
@@ -190,7 +190,7 @@ def test_an_epoch_of_indices_gets_its_owners_later() -> None:
     with_y = {name for name, array in SCHEMA.arrays.items() if array.is_sharded and "y" in array.dims}
     assert set(known.shares()[2].moving) == with_y
     assert with_y < set(epoch.indexed)
-    assert len(indexed_epoch(SCHEMA, [NONE], dict.fromkeys(SHARDED, ("y",)), {}, 2).indexed["temperature"]) == 1
+    assert len(indexed_epoch(SCHEMA, [NONE], dict.fromkeys(SHARDED, ("y",)), {}, 2, [0]).indexed["temperature"]) == 1
 
 
 def test_a_share_with_indices_holds_its_own_numbers() -> None:

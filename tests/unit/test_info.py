@@ -28,7 +28,7 @@ def test_names_of_facts_stay(store: Path) -> None:
         *("url", "title", "store_id", "run_id", "epoch", "commit_seq", "fingerprint", "mode", "n_records"),
         *("n_committed",),
         *("last_t", "last_date", "time_dim", "time_units", "time_calendar", "dims", "key_separator", "statics"),
-        *("n_dropped", "dropped", "n_files", "nbytes", "nbytes_on_disk", "ratio", "arrays"),
+        *("n_dropped", "dropped", "n_files", "is_exact", "nbytes", "nbytes_on_disk", "ratio", "arrays"),
     ]
 
 
@@ -102,6 +102,26 @@ def test_describe_measures_every_file(tmp_path: Path, separator: str) -> None:
     for array in facts["arrays"]:
         own = [p for p in files_below(url / array["name"]) if p.name != "zarr.json"]
         assert (array["n_objects"], array["nbytes_on_disk"]) == (len(own), size_of(*own)), array["name"]
+
+
+@pytest.mark.parametrize("separator", ["/", "."])
+def test_sizes_of_very_many_files_are_estimated(
+    tmp_path: Path, separator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above a bound only some files are looked at, evenly; where all rows are alike, the estimate is what there is."""
+    url = make_store(tmp_path / "run.zarr", make_schema(key_separator=separator), n_records=240)
+    exact = describe(url)
+    monkeypatch.setattr("mpistream.info._MAX_COUNTED", 100)
+    monkeypatch.setattr("mpistream.info._N_SAMPLED", 80)
+    facts = describe(url)
+    assert (exact["is_exact"], facts["is_exact"], describe(url, count_all=True)["is_exact"]) == (True, False, True)
+    assert (facts["n_files"], facts["arrays"][1]["n_objects"]) == (exact["n_files"], 2 * 60)
+    assert facts["nbytes_on_disk"] == pytest.approx(exact["nbytes_on_disk"], rel=0.1)
+    others = [
+        {k: v for k, v in f.items() if k not in ("is_exact", "nbytes_on_disk", "ratio", "arrays")}
+        for f in (facts, exact)
+    ]
+    assert others[0] == others[1]
 
 
 def test_describe_tells_what_a_resume_keeps_aside(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_counts_of_a_writer() -> None:
     # 6 shards of t and 3 of rows a record, and one chunk of energy
     assert stats.n_objects == 2 * (6 + 3) + 1
     assert stats.nbytes_encoded == sum(len(v) for k, v in crew.store._objects.items() if "/c/" in k)
-    assert stats.seconds["write"] > 0
+    assert min(stats.seconds["encode"], stats.seconds["write"]) > 0
 
 
 # ---- what is refused ---------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from typing import Any
 
@@ -14,11 +13,11 @@ from hypothesis import strategies as st
 from mpistream import rearrange
 from mpistream.errors import TilingError
 from mpistream.grid import ShardGrid, held_boxes
-from mpistream.rearrange import Exchange, best_owners, plan_exchange, split_piece, target_boxes
+from mpistream.rearrange import Exchange, plan_exchange, split_piece, target_boxes
 from mpistream.region import Region
 from mpistream.tiling import box_contains, box_n_cells
 from tests.support.boxes import painted, slices
-from tests.support.decompositions import deal, tile
+from tests.support.decompositions import deal, most_that_can_stay, tile
 
 DIMS = ("w", "z", "y", "x")
 
@@ -75,13 +74,6 @@ def labels(grid: ShardGrid, boxes_by_rank):
     return found
 
 
-def most_that_can_stay(gain) -> int:
-    """The best of all assignments of columns to rows, tried one by one."""
-    n_rows, n_columns = gain.shape
-    chosen = itertools.permutations(range(n_columns), n_rows)
-    return max(sum(int(gain[row, column]) for row, column in enumerate(columns)) for columns in chosen)
-
-
 # ---- exchanges ---------------------------------------------------------------------------------------
 
 
@@ -90,7 +82,7 @@ def test_pieces_bring_every_cell_once_to_who_writes_it(seed, n_writers) -> None:
     """Of any tiling, into whole shards on at most as many ranks as were asked for; what moves is counted."""
     _, sizes, shards, regions = random_case(seed)
     grid = grid_of(sizes, shards)
-    exchange = plan_exchange(grid, tuple(sizes), regions, n_writers)
+    exchange = plan_exchange(grid, tuple(sizes), regions, n_writers, [0] * len(regions))
     check(grid, tuple(sizes), regions, exchange)
     assert all(len(boxes) <= 1 for boxes in exchange.boxes)
     n_writing = sum(map(bool, exchange.boxes))
@@ -105,7 +97,7 @@ def test_as_few_cells_move_as_can(seed, n_writers) -> None:
     """No other choice of ranks for the same targets leaves more where it is."""
     _, sizes, shards, regions = random_case(seed, max_ranks=6)
     grid = grid_of(sizes, shards)
-    exchange = plan_exchange(grid, tuple(sizes), regions, n_writers)
+    exchange = plan_exchange(grid, tuple(sizes), regions, n_writers, [0] * len(regions))
     targets = [box for boxes in exchange.boxes for box in boxes]
     holder = labels(grid, [r.boxes for r in regions])
     gain = np.array([[(holder[slices(box)] == rank).sum() for rank in range(len(regions))] for box in targets])
@@ -118,7 +110,7 @@ def test_of_an_array_of_fewer_dims_the_lowest_rank_sends(seed, n_writers) -> Non
     rng, sizes, shards, regions = random_case(seed)
     some = [d for d in sizes if rng.random() < 0.6]
     grid = grid_of({**sizes, "level": 2}, {**shards, "level": 1}, [*some, "level"])
-    exchange = plan_exchange(grid, tuple(sizes), regions, n_writers)
+    exchange = plan_exchange(grid, tuple(sizes), regions, n_writers, [0] * len(regions))
     check(grid, tuple(sizes), regions, exchange)
     # From the highest rank down, so that the lowest one has the last word. Without these dims every rank has all.
     holder = np.full(grid.shape, -1)
@@ -138,7 +130,7 @@ def test_an_array_without_partitioned_dims_stays_on_rank_0() -> None:
         (ShardGrid(name="t", dims=("level",), shape=(5,), shard_shape=(2,)), ((0, 5),)),
         (ShardGrid(name="t", dims=(), shape=(), shard_shape=()), ()),
     ):
-        exchange = plan_exchange(grid, ("x",), regions, 2)
+        exchange = plan_exchange(grid, ("x",), regions, 2, [0] * len(regions))
         assert exchange.boxes == ((box,), ())
         assert [(p.source, p.target, p.box) for p in exchange.pieces] == [(0, 0, box)]
         assert exchange.n_moved_cells == 0
@@ -147,8 +139,8 @@ def test_an_array_without_partitioned_dims_stays_on_rank_0() -> None:
 def test_an_array_without_cells_has_no_pieces() -> None:
     """A dim of length 0 leaves nothing to hold, to write or to move."""
     grid = ShardGrid(name="t", dims=("y", "x"), shape=(0, 4), shard_shape=(2, 2))
-    exchange = plan_exchange(grid, ("y", "x"), [Region.empty(("y", "x"))] * 3, 2)
-    assert exchange == Exchange(boxes=((), (), ()), pieces=())
+    exchange = plan_exchange(grid, ("y", "x"), [Region.empty(("y", "x"))] * 3, 2, [0] * 3)
+    assert exchange == Exchange(boxes=((), (), ()), pieces=(), n_moved_cells=0)
     assert exchange.n_moved_cells == 0
 
 
@@ -156,7 +148,7 @@ def test_who_holds_most_of_a_target_writes_it() -> None:
     """By hand: 12 cells in shards of 4 over two writers are 4 and 8; ranks that hold little send to those with most."""
     grid = ShardGrid(name="t", dims=("x",), shape=(12,), shard_shape=(4,))
     regions = [Region.of_box(("x",), (pair,)) for pair in ((7, 12), (3, 4), (4, 7), (0, 3))]
-    exchange = plan_exchange(grid, ("x",), regions, 2)
+    exchange = plan_exchange(grid, ("x",), regions, 2, [0] * len(regions))
     assert exchange.boxes == ((((4, 12),),), (), (), (((0, 4),),))
     moves = {(p.source, p.target, p.box) for p in exchange.pieces if p.source != p.target}
     assert moves == {(1, 3, ((3, 4),)), (2, 0, ((4, 7),))}
@@ -169,7 +161,7 @@ def test_a_hole_is_named(dims) -> None:
     grid = grid_of({"y": 8, "x": 6}, {"y": 3, "x": 6}, dims)
     regions = [Region.of_box(("y", "x"), ((0, 3), (0, 6))), Region.of_box(("y", "x"), ((3, 4), (0, 6)))]
     with pytest.raises(TilingError, match=r"none of the 2 ranks owns y\[4:8\]") as caught:
-        plan_exchange(grid, ("y", "x"), regions, 2)
+        plan_exchange(grid, ("y", "x"), regions, 2, [0] * len(regions))
     assert caught.value.kind == "hole"
 
 
@@ -177,7 +169,7 @@ def test_nothing_held_is_a_hole() -> None:
     """Of an array of fewer dims, too."""
     grid = ShardGrid(name="t", dims=("y",), shape=(8,), shard_shape=(3,))
     with pytest.raises(TilingError, match=r"none of the 2 ranks owns y\[0:8\]"):
-        plan_exchange(grid, ("y", "x"), [Region.empty(("y", "x"))] * 2, 2)
+        plan_exchange(grid, ("y", "x"), [Region.empty(("y", "x"))] * 2, 2, [0] * 2)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +185,7 @@ def test_regions_that_do_not_tile_are_refused(boxes, kind, message) -> None:
     """With the ranks and their boxes, wherever their edges lie."""
     grid = ShardGrid(name="t", dims=("x",), shape=(8,), shard_shape=(3,))
     with pytest.raises(TilingError, match=message) as caught:
-        plan_exchange(grid, ("x",), [Region.of_box(("x",), box) for box in boxes], 2)
+        plan_exchange(grid, ("x",), [Region.of_box(("x",), box) for box in boxes], 2, [0] * len(boxes))
     assert caught.value.kind == kind
 
 
@@ -201,7 +193,7 @@ def test_a_box_that_a_rank_gives_twice_is_an_overlap() -> None:
     """It would pass two blocks for the same cells."""
     grid = ShardGrid(name="t", dims=("x",), shape=(8,), shard_shape=(3,))
     with pytest.raises(TilingError, match=r"rank 0 .* and rank 0 .*; both own"):
-        plan_exchange(grid, ("x",), [Region(("x",), [((0, 8),), ((0, 8),)])], 1)
+        plan_exchange(grid, ("x",), [Region(("x",), [((0, 8),), ((0, 8),)])], 1, [0])
 
 
 # ---- targets and owners ------------------------------------------------------------------------------
@@ -218,60 +210,6 @@ def test_targets_tile_in_whole_shards_in_c_order(seed, n_targets) -> None:
     assert 1 <= len(targets) <= min(n_targets, grid.n_shards)
     for box in targets:
         grid.check_aligned(box, 0)
-
-
-gains = st.tuples(st.integers(1, 4), st.integers(0, 2)).flatmap(
-    lambda n: st.lists(
-        st.lists(st.integers(0, 9) | st.integers(0, 2**45), min_size=n[0] + n[1], max_size=n[0] + n[1]),
-        min_size=n[0],
-        max_size=n[0],
-    )
-)
-
-
-def owners_of(gain):
-    """The owners that are found for a table of gains, target by rank; zeros are not told."""
-    targets, ranks = np.nonzero(gain)
-    return best_owners(gain.shape[1], gain.shape[0], ranks, targets, gain[targets, ranks])
-
-
-@given(gains)
-def test_owners_are_the_best_of_all_assignments(table) -> None:
-    """Each rank has at most one target, and no other assignment keeps more cells, be they billions."""
-    gain = np.array(table, dtype=np.int64)
-    owners = owners_of(gain)
-    assert len(set(owners)) == len(owners) == gain.shape[0]
-    assert all(0 <= owner < gain.shape[1] for owner in owners)
-    assert sum(int(gain[k, owner]) for k, owner in enumerate(owners)) == most_that_can_stay(gain)
-
-
-def test_cells_of_a_pair_add_up() -> None:
-    """A rank may hold a target in several boxes."""
-    assert best_owners(2, 1, np.array([0, 1, 1]), np.array([0, 0, 0]), np.array([5, 3, 3])) == [1]
-
-
-def test_ranks_that_hold_nothing_write_when_there_are_too_few_others() -> None:
-    """One rank holds everything, three write."""
-    owners = best_owners(9, 3, np.array([4, 4, 4]), np.array([0, 1, 2]), np.array([1, 7, 2]))
-    assert owners[1] == 4
-    assert len(set(owners)) == 3
-
-
-def test_of_many_pairs_the_largest_are_given_first(monkeypatch) -> None:
-    """Where an exact answer would take too long; it may keep less, and every target still has its own rank."""
-    gain = np.array([[5, 4], [4, 0]])
-    assert owners_of(gain) == [1, 0]
-    monkeypatch.setattr(rearrange, "_MAX_EXACT_PAIRS", 0)
-    assert owners_of(gain) == [0, 1]
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        n_targets, n_more = rng.integers(1, 5), rng.integers(0, 3)
-        gain = rng.integers(0, 4, (n_targets, n_targets + n_more))
-        owners = owners_of(gain)
-        assert len(set(owners)) == len(owners) == n_targets
-        assert all(0 <= owner < gain.shape[1] for owner in owners)
-        # At least half of what the best one keeps.
-        assert 2 * sum(gain[k, owner] for k, owner in enumerate(owners)) >= most_that_can_stay(gain)
 
 
 # ---- messages ----------------------------------------------------------------------------------------

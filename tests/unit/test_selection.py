@@ -11,7 +11,7 @@ import mpistream as ms
 from mpistream.errors import SchemaError
 from mpistream.manifest import Manifest
 from mpistream.memory_store import MemoryStore
-from mpistream.selection import Selection, parse_bounds, select
+from mpistream.selection import Selection, groups_of, parse_bounds, select, slabs_of
 
 N_RECORDS = 6
 
@@ -131,3 +131,31 @@ def test_bounds_as_text(text: str, expected: tuple[int | None, int | None]) -> N
 def test_bounds_that_are_none(text: str) -> None:
     with pytest.raises(SchemaError, match="START:STOP"):
         parse_bounds(text)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5])
+@pytest.mark.parametrize("committed", [((0, 12),), ((0, 5), (6, 7), (9, 12)), ()])
+@pytest.mark.parametrize("first", [0, 1])
+def test_groups_are_the_committed_records_of_inner_chunks(
+    step: int, committed: tuple[tuple[int, int], ...], first: int
+) -> None:
+    """Each committed record is in one group; a group lies in one chunk of 4 records, and so does all between."""
+    there = {i for a, b in committed for i in range(a, b)}
+    records = range(first, 12, step)
+    found = [records[k : k + n] for k, n in groups_of(records, committed, 4)]
+    assert [i for group in found for i in group] == [i for i in records if i in there]
+    for group in found:
+        assert len({i // 4 for i in group}) == 1
+        assert set(range(group[0], group[-1] + 1)) <= there
+    if there == set(range(12)):
+        assert len(found) == len({i // 4 for i in records})
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 10), (3, 10), (3, 4), (9, 10)])
+@pytest.mark.parametrize("n", [1, 2, 3, 20])
+def test_slabs_are_a_box_cut_on_edges(start: int, stop: int, n: int) -> None:
+    found = slabs_of(((start, stop), (1, 5)), n, 4)
+    assert len(found) <= n
+    assert [i for (a, b), _ in found for i in range(a, b)] == list(range(start, stop))
+    assert {rest for _, *rests in found for rest in rests} == {(1, 5)}
+    assert all(a % 4 == 0 for (a, _), _ in found[1:])
