@@ -41,6 +41,7 @@ from dataclasses import dataclass, replace
 
 from mpistream.arrays import Role
 from mpistream.epoch import EpochState
+from mpistream.errors import counted
 from mpistream.manifest import (
     Dropped,
     Manifest,
@@ -291,13 +292,21 @@ def _record_faults(manifest: Manifest, tokens: Sequence[CommitToken], times: Seq
     return [
         Fault(
             kind="times",
-            text=f"rank {t.writer}: its times are not those of the commit (last t = {t.last_t!r}, not "
-            f"{times[-1] if times else None!r}); call rollback() on every rank and write again",
+            text=f"rank {t.writer}: its times are not those of the commit: {_last_times(t.last_t, times)}; call "
+            "rollback() on every rank and write again",
             writer=t.writer,
         )
         for t in tokens
         if t.times_sha256 != sha
     ]
+
+
+def _last_times(theirs: float | None, times: Sequence[float]) -> str:
+    ours = times[-1] if times else None
+    # By their texts: -0.0 is another time than 0.0.
+    if repr(theirs) == repr(ours):
+        return f"one of {counted(len(times), 'record')} differs, the last has t = {ours!r} in both"
+    return f"its last t = {theirs!r}, the one of the commit is {ours!r}"
 
 
 def _location_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken]) -> list[Fault]:
@@ -367,8 +376,8 @@ def _cover_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[Commit
                 faults.append(
                     Fault(
                         kind="tiling",
-                        text=f"rank {t.writer}: {found} cells of {name!r} are in place, its part of {n} "
-                        f"record{'s' if n != 1 else ''} has {cells[t.writer] * n} in {held!r}",
+                        text=f"rank {t.writer}: {found} cells of {name!r} are in place, its part of "
+                        f"{counted(n, 'record')} has {cells[t.writer] * n} in {held!r}",
                         writer=t.writer,
                     )
                 )

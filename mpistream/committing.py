@@ -123,7 +123,7 @@ class _Commit:
         # 2 Arrive: rank 0 sees what every rank is about to place, and says go only if it would be committed.
         go: list[dict[str, Any] | None] = self.channel.exchange(
             "commit",
-            digest=f"{self.partial_rows} {self.wait}",
+            digest=f"partial_rows={self.partial_rows}, wait={self.wait}",
             payload=votes,
             failure=failure,
             answer=self._answer_arrival,

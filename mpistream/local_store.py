@@ -126,6 +126,17 @@ class LocalStore:
         folder = os.path.dirname(self.root)
         return None if folder == self.root else LocalStore(folder)
 
+    def root_kind(self) -> str | None:
+        """Return whether the root is a ``folder`` or a ``file``, None when nothing is there.
+
+        Not collective.
+        """
+        with self._errors("look at", ""):
+            try:
+                return "folder" if stat.S_ISDIR(os.stat(self.root).st_mode) else "file"
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
     def following_links(self) -> Self:
         """Return this store for a reader that follows links.
 

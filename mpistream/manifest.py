@@ -23,6 +23,7 @@ from mpistream.schema import StreamSchema
 
 __all__ = [
     "BLOBS_FOLDER",
+    "CHECKPOINT_ATTR",
     "DROPPED_FOLDER",
     "EPOCHS_FOLDER",
     "FOLDER",
@@ -65,6 +66,8 @@ EPOCHS_FOLDER = ".mpistream/epochs"
 STAGE_FOLDER = ".mpistream/stage"
 DROPPED_FOLDER = ".mpistream/dropped"
 BLOBS_FOLDER = ".mpistream/blobs"
+# Of the group of a restart state.
+CHECKPOINT_ATTR = "mpistream_checkpoint"
 
 Floors = tuple[tuple[int, int], ...]
 

@@ -315,8 +315,8 @@ class Owner:
         put_committed(self._store, self._stager, self.manifest, sorted(chunks), sync=self._is_durable)
         self._published = now
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Give the lease back and remove this epoch's stage folders."""
         if self.keeper is not None:
-            self.keeper.close()
+            self.keeper.close(failed=failed)
         self._stager.close()

@@ -10,7 +10,7 @@ from typing import Any
 from mpistream.arrays import Role
 from mpistream.decomposition import settle
 from mpistream.epoch import EpochState
-from mpistream.errors import SchemaError
+from mpistream.errors import SchemaError, counted
 from mpistream.holding import checked_holdings, plain_region
 from mpistream.layout import SMALL_OBJECT_NBYTES
 from mpistream.locations import chunk_locations, row_length
@@ -82,11 +82,12 @@ class Plan:
     def __str__(self) -> str:
         n_moved = self.nbytes_moved_per_record
         moved = f", {size_text(n_moved)} moved between ranks" if n_moved else ""
+        writers = f"{self.n_writers} of {counted(self.n_ranks, 'rank')} write{'s' if self.n_writers == 1 else ''}"
         return (
-            f"{self.n_writers} of {self.n_ranks} ranks write {size_text(self.nbytes_per_record)} a record "
-            f"in {self.n_objects_per_record:g} objects of at most {size_text(self.max_object_nbytes)}, "
-            f"{self.n_folders_per_record:g} folders; at most {size_text(self.max_writer_nbytes_per_record)} a rank and "
-            f"record, {size_text(self.writer_memory_nbytes)} in memory{moved}"
+            f"{writers} {size_text(self.nbytes_per_record)} a record "
+            f"in {counted(self.n_objects_per_record, 'object')} of at most {size_text(self.max_object_nbytes)}, "
+            f"{counted(self.n_folders_per_record, 'folder')}; at most {size_text(self.max_writer_nbytes_per_record)} "
+            f"a rank and record, {size_text(self.writer_memory_nbytes)} in memory{moved}"
         )
 
 
@@ -218,7 +219,7 @@ def _few_ranks(n_ranks: int, writers: str | int) -> tuple[str, ...]:
     """A site may say for all runs how many ranks write; in one of fewer ranks that is no error."""
     if not isinstance(writers, int) or writers <= n_ranks:
         return ()
-    return (f"Options(writers={writers}), but there are {n_ranks} ranks: no more than those write",)
+    return (f"Options(writers={writers}), but only {counted(n_ranks, 'rank')}: no more than those write",)
 
 
 def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float, n_ranks: int) -> tuple[str, ...]:

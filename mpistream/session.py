@@ -382,6 +382,6 @@ class _OwnerSession:
     def close(self) -> None:
         """After a failure: give the lease back, so that the next try need not wait for it."""
         if self._claim is not None:
-            self._claim.keeper.close()
+            self._claim.keeper.close(failed=True)
             with contextlib.suppress(StoreError):
                 self._store.delete_tree(stage_folder(self._claim.epoch))

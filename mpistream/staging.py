@@ -128,9 +128,16 @@ class Stager:
 
     def stage(self, items: Sequence[StagedObject]) -> None:
         """Stage objects now, whatever else waits; raise the first failure."""
+        before = self._work.failure
         for item in items:
             self._work.stage(item, self._scratch)
-        _raise_first(items)
+        try:
+            _raise_first(items)
+        finally:
+            # Said now: who looks for failures of the background shall not find it a second time.
+            self._work.failure = before
+            for item in items:
+                item.error = None
 
     @property
     def failure(self) -> BaseException | None:

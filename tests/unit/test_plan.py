@@ -108,7 +108,7 @@ def test_a_stream_of_series_writes_no_objects_a_record() -> None:
 def test_the_plan_proves_the_tiling() -> None:
     """Wrong regions fail here as they would at the opening."""
     schema = stream({"x": 24}, {"t": ms.Variable(("time", "x"), "f4")})
-    with pytest.raises(TilingError, match=r"none of the 1 ranks owns x\[8:24\]"):
+    with pytest.raises(TilingError, match=r"none of the 1 rank owns x\[8:24\]"):
         plan(schema, [Region.of_box(("x",), ((0, 8),))])
 
 
@@ -205,7 +205,7 @@ def test_more_writers_than_ranks_are_said() -> None:
     """No error: a site may say for all runs how many ranks write."""
     schema = stream({"x": 1000}, {"t": ms.Variable(("time", "x"), "f4")})
     regions = shard_regions(schema, 2)
-    said = "Options(writers=3), but there are 2 ranks: no more than those write"
+    said = "Options(writers=3), but only 2 ranks: no more than those write"
     assert said in plan(schema, regions, writers=3).warnings
     assert not any("Options" in warning for warning in plan(schema, regions, writers=2).warnings)
 
@@ -273,7 +273,7 @@ def test_sizes_are_shown_in_binary_units(nbytes, words) -> None:
         node_memory_nbytes=0,
         warnings=(),
     )
-    assert str(shown).startswith(f"1 of 1 ranks write {words} a record in 0.5 objects")
+    assert str(shown).startswith(f"1 of 1 rank writes {words} a record in 0.5 objects")
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 9), st.sampled_from(["i1", "f4", "c16"]))
