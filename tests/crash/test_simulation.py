@@ -174,7 +174,7 @@ def test_a_wrong_block_is_refused_before_pieces_move(system: System) -> None:
     [
         (sim_scenarios.duel_of_pipelined, 1, 40),
         (sim_scenarios.duel_of_moving, 1, 20),
-        (sim_scenarios.duel_of_indexed, 1, 80),
+        (sim_scenarios.duel_of_indexed, 1, 200),
     ],
 )
 def test_a_rank_frozen_in_other_jobs_can_do_nothing_after_a_resume(

@@ -182,8 +182,8 @@ class Pipelined(Growing):
         return self.create(ROW) if state is None else self.resume(state, ROW, _next_run(state))
 
     def _main(self, n_records: int, run: int, states: list[State], *, is_new: bool) -> Main:
-        # Of the run that goes on: a driver may run the same job again.
-        outcomes: dict[int, _Outcomes] = {}
+        # Of the run that goes on, with its world: a driver may run the same job again, in another one.
+        running: list[tuple[object, _Outcomes]] = []
 
         def main(comm: SimTransport, disk: SimDisk) -> int:
             pool = own_pool()
@@ -195,10 +195,9 @@ class Pipelined(Growing):
                 w = ms.write_resume(store, options=_LAZY, **more)
             disk.ack(comm.who, 1)
             first, has_static = w.n_records, w.is_committed("s")
-            if id(comm.world) not in outcomes:
-                outcomes.clear()
-                outcomes[id(comm.world)] = _Outcomes(states, comm.size, run, first)
-            outcome = outcomes[id(comm.world)]
+            if not running or running[0][0] is not comm.world:
+                running[:] = [(comm.world, _Outcomes(states, comm.size, run, first))]
+            outcome = running[0][1]
             write_static(w)
             pace = self._pace[comm.rank % len(self._pace)]
             n_told = first

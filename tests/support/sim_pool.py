@@ -6,10 +6,10 @@ is all that another process can notice of it, and that is what a job's main choo
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from mpistream.pipeline import Line, Member, Pool
 from mpistream.staged import StagedObject
@@ -20,16 +20,11 @@ __all__ = ["SimPool", "own_pool"]
 
 
 class _Working:
-    """In the place of a condition: processes run one at a time, and whoever waits does the work."""
+    """In the place of a monitor: processes run one at a time, and whoever waits does the work."""
 
     def __init__(self, pool: SimPool) -> None:
+        self.lock = contextlib.nullcontext()
         self._pool = pool
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, traceback: TracebackType | None) -> None:
-        """Nothing."""
 
     def notify_all(self) -> None:
         """Nobody waits."""
