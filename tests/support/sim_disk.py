@@ -281,6 +281,10 @@ class SimDisk:
         who, parts = self._enter("lstat", path)
         return _status(self._find(who, parts, path))
 
+    def stat(self, path: str) -> SimpleNamespace:
+        who, parts = self._enter("stat", path)
+        return _status(self._find(who, parts, path))
+
     def listdir(self, path: str) -> list[str]:
         who, parts = self._enter("listdir", path)
         return list(self._folder(who, parts, path).names or ())
