@@ -15,10 +15,12 @@ from tests.support.sim_check import Explorer
 from tests.support.sim_disk import SimDisk
 from tests.support.sim_faults import NUMBERS, fail_every_call
 from tests.support.sim_fence import Duel
-from tests.support.sim_job import OPTIONS, State, create_main, resume_main, run_job
+from tests.support.sim_job import OFF_EDGES, OPTIONS, SCATTERED, State, create_main, resume_main, run_job
+from tests.support.sim_kinds import Growing, Indexed, Pace, Pipelined, Script
 from tests.support.sim_mutants import MUTANTS, mutated
 from tests.support.sim_ranks import System, simulated
-from tests.support.sim_walk import walk
+from tests.support.sim_scenarios import REWRITE, duel_of_indexed, duel_of_moving, duel_of_pipelined
+from tests.support.sim_walk import walk, walk_apart
 
 
 def say(text: str) -> None:
@@ -61,6 +63,67 @@ def walks(system: System, n: int = 10_000) -> None:
             say(f"{i + 1} walks of {n_jobs} jobs")
 
 
+# Of each rank, by turns: how many jobs its background does before each of four commits.
+PACES: tuple[Pace, ...] = (
+    ((99, 99, 99, 99),),
+    ((0, 0, 0, 0),),
+    ((99, 99, 99, 99), (0, 0, 0, 99)),
+    ((0, 0, 0, 99), (99, 99, 99, 99)),
+    ((9, 9, 0, 1), (1, 1, 4, 0)),
+    ((1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3)),
+    ((-2, -2, -2, -2), (2, 2, 2, 2)),
+    ((-1, 3, -1, 3), (-3, 1, -3, 1)),
+)
+SCRIPTS: tuple[Script, ...] = (
+    REWRITE,
+    (("write", (4,)), ("commit", ()), ("invalidate", (4,)), ("write", (1, 4)), ("commit", ()), ("write", (0,))),
+    (("write", (1, 0, 2)), ("take", ()), ("write", (3,)), ("invalidate", (1,)), ("write", (1,)), ("take", ())),
+    (("write", (2, 3)), ("commit", ()), ("invalidate", (2,)), ("invalidate", (3,)), ("write", (3, 2)), ("take", ())),
+)
+
+
+def apart(system: System, n_ranks: int = 3) -> None:
+    sizes = [1, 2, 3]
+    for n in range(1, n_ranks + 1):
+        for pace in PACES:
+            lazy = Pipelined(pace)
+            x = Explorer(system, sizes, kind=lazy)
+            main, states = lazy.create(4)
+            x.explore(n, main, states)
+            say(f"{n} ranks, no wait at pace {pace}, which gives {states}: {dict(x.counts)}")
+        for layout in (OFF_EDGES, SCATTERED) if n > 1 else ():
+            kind = Growing(layout)
+            x = Explorer(system, sizes, is_each=True, kind=kind)
+            tree = x.explore(n, create_main(3, layout), [None, *((0,) * i for i in range(4))])
+            x.explore(n, resume_main(2, 1, at=0.5, layout=layout), [(0, 0, 0), (0,), (0, 1), (0, 1, 1)], tree)
+            lazy = Pipelined(PACES[4], layout)
+            x.explore(n, *lazy.create(4))
+            say(f"{n} ranks, {layout.region(0, n)} on the first: {dict(x.counts)}")
+        for script in SCRIPTS if n < 3 else SCRIPTS[:2]:
+            fixed = Indexed()
+            x = Explorer(system, sizes, kind=fixed)
+            main, states = fixed.create(script)
+            tree = x.explore(n, main, states)
+            for n_kept in (5, 2):
+                there = [i for i, run in enumerate((states[-1] or ())[:n_kept]) if run is not None]
+                again: Script = [("invalidate", tuple(there[-1:])), ("write", tuple(there[-1:]))]
+                x.explore(n, *fixed.resume(states[-1], again, 5, n_kept), tree)
+            say(f"{n} ranks, {script}, then two resumes: {dict(x.counts)}")
+    for duel in (duel_of_pipelined, duel_of_moving, duel_of_indexed):
+        for who in (0, 1):
+            say(f"{duel.__name__}, rank {who} of 2 frozen: {dict(duel(system, who, 3))}")
+
+
+def paces(system: System, n: int = 2000) -> None:
+    first = int(os.environ.get("MPISTREAM_TEST_SEED", random.SystemRandom().randrange(2**32)))
+    say(f"MPISTREAM_TEST_SEED={first}")
+    n_jobs = 0
+    for i in range(n):
+        n_jobs += walk_apart(system, first + i)
+        if i % 500 == 499:
+            say(f"{i + 1} walks of {n_jobs} jobs")
+
+
 def every_way(_: int) -> Iterator[tuple[int, bool]]:
     yield from itertools.product(NUMBERS, (False, True))
 
@@ -73,11 +136,11 @@ def calls(system: System) -> None:
             say(f"threads={threads}, rank {who} of 2: {dict(counts)}")
 
 
-def mutants(system: System) -> None:
+def mutants(_: System) -> None:
     missed = []
     for mutant in MUTANTS:
         try:
-            with mutated(mutant) as scenario:
+            with simulated() as system, mutated(mutant) as scenario:
                 scenario(system)
         except AssertionError as error:
             say(f"found: {mutant.name}: {str(error)[:100]}")
@@ -92,10 +155,9 @@ def mutants(system: System) -> None:
 def main() -> None:
     logging.getLogger("mpistream").setLevel(logging.CRITICAL)
     what, *how_much = sys.argv[1:]
+    forms = (crash, fence, walks, apart, paces, calls, mutants)
     with simulated() as system:
-        {"crash": crash, "fence": fence, "walks": walks, "calls": calls, "mutants": mutants}[what](
-            system, *map(int, how_much)
-        )
+        {form.__name__: form for form in forms}[what](system, *map(int, how_much))
 
 
 if __name__ == "__main__":

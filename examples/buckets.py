@@ -68,4 +68,6 @@ def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 2:
+        sys.exit("usage: mpiexec -n 4 python -m mpi4py examples/buckets.py buckets.zarr")
+    main(sys.argv[1])

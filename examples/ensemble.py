@@ -60,4 +60,6 @@ def main(url: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: mpiexec -n 4 python -m mpi4py examples/ensemble.py ensemble.zarr")
     main(sys.argv[1])

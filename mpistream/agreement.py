@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import weakref
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -57,6 +58,8 @@ _LEADERS_ABOVE = 1000
 # Between votes, or answers, in one message. JSON has no bare newline.
 _NEXT = b"\n"
 
+# A digest that is none says itself what a rank called with.
+_HASH = re.compile(r"|[0-9a-f]{64}")
 # A message names so many ranks; of 10,000 that did not come nobody reads all.
 _MAX_NAMED = 8
 
@@ -278,9 +281,16 @@ class Channel:
         if vote["failure"] is not None:
             raise error_from_json(vote["failure"])
         if (vote["operation"], vote["digest"]) != (operation, digest):
-            theirs = vote["operation"] if vote["operation"] != operation else f"{operation} with other arguments"
+            theirs, ours = vote["operation"], operation
+            if theirs == ours:
+                is_readable = not any(_HASH.fullmatch(text) for text in (vote["digest"], digest))
+                theirs, ours = (
+                    (f"{operation} with {vote['digest']}", f"with {digest}")
+                    if is_readable
+                    else (f"{operation} with other arguments", operation)
+                )
             raise ProtocolError(
-                f"rank {rank} called {theirs}, rank 0 {operation}; every rank must make the same calls with the same "
+                f"rank {rank} called {theirs}, rank 0 {ours}; every rank must make the same calls with the same "
                 "arguments",
                 kind="mismatch",
                 rank=rank,

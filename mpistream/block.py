@@ -18,6 +18,7 @@ __all__ = ["as_array", "check_block", "check_blocks", "check_time", "keeps_value
 
 # Devices of the DLPack protocol whose memory this process reads: kDLCPU, and pinned host memory of CUDA and ROCm.
 _HOST_DEVICES = (1, 3, 11)
+_NUMBERS = (bool, int, float, complex, np.bool_, np.number)
 
 
 def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -31,7 +32,8 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
         The variable, for messages.
     value
         Array of any strides and byte order, what gives one by ``__array__`` or, in this process's memory, by
-        ``__dlpack__``, or a Python scalar, datetime64 or timedelta64, which broadcast; for strings sequences, too.
+        ``__dlpack__``, or a scalar of Python or numpy, which broadcasts; for strings sequences, too. Of a number alone
+        the value decides whether it fits, not its dtype.
     shape
         The block's shape, without time.
     dtype
@@ -46,7 +48,7 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
     is_text = is_string(dtype)
     if isinstance(value, np.datetime64 | np.timedelta64):
         value = np.broadcast_to(np.asarray(value), shape)
-    elif not is_text and isinstance(value, bool | int | float | complex):
+    elif not is_text and isinstance(value, _NUMBERS):
         return np.broadcast_to(_scalar(name, value, dtype), shape)
     if np.ma.is_masked(value):
         # The values under a mask are undefined, and Zarr has no mask: what stands there is for the model to say.
@@ -110,7 +112,7 @@ def check_blocks(name: str, value: Any, shapes: Sequence[tuple[int, ...]], dtype
         elif isinstance(value, list | tuple) and len(value) == 1 and np.ndim(value[0]) == len(shapes[0]):
             value = value[0]
         return [check_block(name, value, shapes[0], dtype)]
-    if isinstance(value, bool | int | float | complex | np.datetime64 | np.timedelta64):
+    if isinstance(value, (*_NUMBERS, np.datetime64)):
         return [check_block(name, value, shape, dtype) for shape in shapes]
     if not isinstance(value, list | tuple) or len(value) != len(shapes):
         given = f"{len(value)} blocks" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
@@ -182,16 +184,18 @@ def keeps_values(given: np.dtype[Any], stored: np.dtype[Any]) -> bool:
     return rounds or np.can_cast(given, stored, "safe")
 
 
-def _scalar(name: str, value: complex, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A Python number has no dtype of its own: its value decides."""
+def _scalar(name: str, value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A Python number has no dtype of its own, and whoever has one of numpy has not chosen it: the value decides."""
     cast: NDArray[Any] | None = None
-    if dtype.kind not in "mM" and (not isinstance(value, complex) or dtype.kind == "c"):
+    # As an array of that dtype a number of numpy could be refused; as a number it must be kept.
+    is_exact = isinstance(value, np.generic) and not keeps_values(value.dtype, dtype)
+    if dtype.kind not in "mM" and (not np.iscomplexobj(value) or dtype.kind == "c"):
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 cast = np.array(value, dtype)
         except (OverflowError, ValueError):
             cast = None
-    if cast is None or (dtype.kind in "biu" and not bool(cast == value)):
+    if cast is None or ((is_exact or dtype.kind in "biu") and not bool(cast == value)):
         raise SchemaError(f"variable {name!r}: {value!r} does not fit {dtype.name}", kind="dtype")
     return cast
 

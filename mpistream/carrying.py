@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from mpistream.absence import no_stream_text
 from mpistream.comm import waiting
 from mpistream.commit import Decision, decide, timed
 from mpistream.epoch import EpochState, prove_epoch
@@ -125,7 +126,7 @@ def _manifest_of(store: Store, tokens: Sequence[CommitToken]) -> Manifest:
     """Return the committed state, of the opening from which the tokens are."""
     manifest = read_manifest(store)
     if manifest is None:
-        raise FormatError(f"{store.url}: no manifest; this is not a store of mpistream", kind="no_manifest")
+        raise FormatError(no_stream_text(store), kind="no_manifest")
     for token in tokens:
         if (token.store_id, token.run_id, token.epoch) != (manifest.store_id, manifest.run_id, manifest.epoch):
             raise CommitError(

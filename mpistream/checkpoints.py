@@ -24,7 +24,7 @@ from mpistream.agreement import Channel
 from mpistream.comm import connect
 from mpistream.description import AppendTime
 from mpistream.errors import FormatError, MPIStreamError, ResumeError, SchemaError
-from mpistream.manifest import Manifest, parse_epoch
+from mpistream.manifest import CHECKPOINT_ATTR, Manifest, parse_epoch
 from mpistream.options import Options, resolve_options
 from mpistream.reader import StoreReader, open_reader
 from mpistream.region import RegionLike
@@ -38,9 +38,6 @@ from mpistream.token import CommitReceipt
 __all__ = ["CheckpointPair"]
 
 _log = logging.getLogger("mpistream")
-
-# On disk. Do not change; see FORMAT.md.
-_NUMBER = "mpistream_checkpoint"
 
 _MIN_KEEP = 2
 
@@ -122,7 +119,7 @@ class CheckpointPair:
         the second save after it.
         """
         slot, number = self._agreed("CheckpointPair.save", comm, resolve_options(options).timeout, self._place)
-        schema = self._schema.with_attrs({_NUMBER: number})
+        schema = self._schema.with_attrs({CHECKPOINT_ATTR: number})
         statics = {name: arrays[name] for name in schema.arrays if name in arrays and not schema.arrays[name].has_time}
         with write_open(
             f"{self._url}/{slot}",
@@ -192,9 +189,11 @@ class CheckpointPair:
         for slot in (s for name in open_store(self._url).list() if (s := parse_epoch(name)) is not None):
             try:
                 manifest = read_manifest(open_store(f"{self._url}/{slot}"))
-                number = None if manifest is None else manifest.schema.attrs.get(_NUMBER)
+                number = None if manifest is None else manifest.schema.attrs.get(CHECKPOINT_ATTR)
                 if manifest is not None and (isinstance(number, bool) or not isinstance(number, int)):
-                    raise FormatError(f"no attribute {_NUMBER!r}; this is no state of a CheckpointPair", kind="foreign")
+                    raise FormatError(
+                        f"no attribute {CHECKPOINT_ATTR!r}; this is no state of a CheckpointPair", kind="foreign"
+                    )
             except FormatError as error:
                 damaged.append((slot, error))
                 continue

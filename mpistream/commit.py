@@ -8,7 +8,8 @@ A commit has eight steps, and their order is what keeps the promises:
 2. *Arrive.* Every rank tells rank 0 what it is about to do and whether it is ready. Anything but
    "ready" from all, and every rank raises; no key of the store has changed.
 3. *Place.* Rank 0 answers "go"; each rank renames its staged files to their keys and syncs the folders.
-4. *Gather.* Rank 0 gathers one `CommitToken` a rank: what lies in place, durably, or what went wrong.
+4. *Gather.* Rank 0 gathers one `CommitToken` a rank: what lies in place, durably, or what went wrong. One that came
+   with the vote is confirmed, and does not travel again.
 5. *Decide.* `decide` checks that the tokens belong together and tile every variable exactly once.
 6. *Commit.* The owner renames the time chunk, then the manifest. The manifest's rename is the commit.
 7. *Outcome.* Rank 0 sends the receipt or the error. A contributor believes nothing else.
@@ -41,6 +42,7 @@ from dataclasses import dataclass, replace
 
 from mpistream.arrays import Role
 from mpistream.epoch import EpochState
+from mpistream.errors import counted
 from mpistream.manifest import (
     Dropped,
     Manifest,
@@ -291,13 +293,21 @@ def _record_faults(manifest: Manifest, tokens: Sequence[CommitToken], times: Seq
     return [
         Fault(
             kind="times",
-            text=f"rank {t.writer}: its times are not those of the commit (last t = {t.last_t!r}, not "
-            f"{times[-1] if times else None!r}); call rollback() on every rank and write again",
+            text=f"rank {t.writer}: its times are not those of the commit: {_last_times(t.last_t, times)}; call "
+            "rollback() on every rank and write again",
             writer=t.writer,
         )
         for t in tokens
         if t.times_sha256 != sha
     ]
+
+
+def _last_times(theirs: float | None, times: Sequence[float]) -> str:
+    ours = times[-1] if times else None
+    # By their texts: -0.0 is another time than 0.0.
+    if repr(theirs) == repr(ours):
+        return f"one of {counted(len(times), 'record')} differs, the last has t = {ours!r} in both"
+    return f"its last t = {theirs!r}, the one of the commit is {ours!r}"
 
 
 def _location_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[CommitToken]) -> list[Fault]:
@@ -367,8 +377,8 @@ def _cover_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[Commit
                 faults.append(
                     Fault(
                         kind="tiling",
-                        text=f"rank {t.writer}: {found} cells of {name!r} are in place, its part of {n} "
-                        f"record{'s' if n != 1 else ''} has {cells[t.writer] * n} in {held!r}",
+                        text=f"rank {t.writer}: {found} cells of {name!r} are in place, its part of "
+                        f"{counted(n, 'record')} has {cells[t.writer] * n} in {held!r}",
                         writer=t.writer,
                     )
                 )

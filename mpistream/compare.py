@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.arrays import Role
-from mpistream.errors import SchemaError
+from mpistream.errors import SchemaError, counted
 from mpistream.node import Node
 from mpistream.ranges import Ranges, count, difference, members, overlap
 from mpistream.reader import StoreReader, open_reader
@@ -99,7 +99,7 @@ class Comparison:
 
     def __str__(self) -> str:
         how = "bitwise" if not self.rtol and not self.atol else f"within rtol {self.rtol:g}, atol {self.atol:g}"
-        what = f"{self.n_arrays} arrays, {self.n_records} records"
+        what = f"{counted(self.n_arrays, 'array')}, {counted(self.n_records, 'record')}"
         if self.is_same:
             return f"{self.a} and {self.b} are the same {how}: {what}"
         lines = [f"{self.a} and {self.b} differ ({how}; {what} in common):"]
@@ -259,7 +259,8 @@ class _Comparer:
             return ()
         a, b = self._a.committed, self._b.committed
         if self._a.n_records != self._b.n_records:
-            self._say("", "records", f"{self._a.n_records} records in the first, {self._b.n_records} in the second")
+            first = counted(self._a.n_records, "record")
+            self._say("", "records", f"{first} in the first, {self._b.n_records} in the second")
         elif a != b:
             only = [_ranges_text(difference(*sides)) for sides in ((a, b), (b, a))]
             self._say("", "records", f"committed only in the first: {only[0]}; only in the second: {only[1]}")
@@ -346,7 +347,7 @@ class _Comparer:
         dims = (node.dims or (None,) * len(index))[-len(index) :] if index else ()
         at = [] if record is None else [f"record {record}"]
         at += [" ".join(f"{d or 'axis'}[{i}]" for d, i in zip(dims, index, strict=True))] if index else []
-        n_cells = "1 cell differs" if values.n_cells == 1 else f"{values.n_cells} cells differ"
+        n_cells = counted(values.n_cells, "cell") + (" differs" if values.n_cells == 1 else " differ")
         text = f"first at {', '.join(at) or 'its value'}: {text_a} and {text_b}; {n_cells}"
         if values.max_abs is not None:
             text += f", by at most {values.max_abs:.6g}"

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from mpistream.block import as_array
 from mpistream.errors import SchemaError
 from mpistream.names import json_object
-from mpistream.times import encode_times
+from mpistream.times import check_units, encode_times
 
 __all__ = [
     "AppendTime",
@@ -36,9 +36,12 @@ class AppendTime:
     Parameters
     ----------
     units
-        CF units, for example ``"seconds since 2000-01-01"`` (CF conventions, section 4.4).
+        CF units, for example ``"seconds since 2000-01-01"`` (CF conventions, section 4.4): a unit from days to
+        nanoseconds, months or years, and a date of the calendar. Without "since", such as ``"s"``, they are numbers
+        that no reader makes dates of.
     calendar
-        CF calendar.
+        CF calendar that readers know: ``standard``, ``proleptic_gregorian``, ``julian``, ``noleap``, ``all_leap``,
+        ``360_day``, or another name of these.
     attrs
         More attributes of the time coordinate.
     """
@@ -56,6 +59,7 @@ def _check_time(time: AppendTime | IndexedTime) -> None:
         value = getattr(time, name)
         if not isinstance(value, str) or not value:
             raise SchemaError(f"time {name} {value!r}: give a non-empty string", kind="time")
+    check_units(time.units, time.calendar)
     for name in json_object("time attributes", time.attrs):
         if name in ("units", "calendar"):
             raise SchemaError(f"time attribute {name!r} stands in attrs; give {name}=", kind="time")

@@ -31,8 +31,10 @@ __all__ = [
     "SchemaError",
     "StoreError",
     "TilingError",
+    "counted",
     "error_from_json",
     "error_to_json",
+    "there_are",
 ]
 
 
@@ -210,3 +212,20 @@ def as_ours(error: BaseException, rank: int) -> MPIStreamError:
     Not collective.
     """
     return error if isinstance(error, MPIStreamError) else error_from_json(error_to_json(error, rank=rank))
+
+
+def counted(n: float, noun: str) -> str:
+    """Return a number with what it counts, for a message: ``1 record``, ``2 records``.
+
+    Not collective.
+    """
+    text = f"{n}" if isinstance(n, int) else f"{n:g}"
+    return f"{text} {noun}" if n == 1 else f"{text} {noun}{'es' if noun.endswith('x') else 's'}"
+
+
+def there_are(n: int, noun: str) -> str:
+    """Return that so many are there, for a message.
+
+    Not collective.
+    """
+    return f"there {'is' if n == 1 else 'are'} {counted(n, noun)}"

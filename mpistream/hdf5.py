@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.array_reader import slices
-from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
+from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError, there_are
 from mpistream.names import dtype_name
 from mpistream.netcdf import DIMENSION_ONLY, own_values
 from mpistream.netcdf_file import h5py_package
@@ -172,7 +172,7 @@ class HDF5Reader:
         assert node.shape is not None
         n, i = node.shape[0], operator.index(index)
         if not -n <= i < n:
-            raise SchemaError(f"record {i} of {name!r}: there are {n} records", kind="index")
+            raise SchemaError(f"record {i} of {name!r}: {there_are(n, 'record')}", kind="index")
         box = box_of_region(node, region)[1:]
         return np.asarray(self.read_array(name, [(i % n, i % n + 1), *box])[0])
 

@@ -274,8 +274,9 @@ class Inspection:
     def _stage(self, name: str) -> None:
         key = f"{STAGE_FOLDER}/{name}"
         data = self._store.read(LEASE_KEY)
-        # An owner that closes removes it, but for parts without MPI, which may still commit what they have staged.
-        is_of_parts = name == str(self._manifest.epoch) and data is not None and self._closed(data)
+        # An owner that closes removes it, and one that failed may leave it. Parts without MPI may still commit what
+        # they have staged.
+        is_of_parts = name == str(self._manifest.epoch) and data is not None and self._closed_well(data)
         if is_of_parts:
             text = "the stage folder of parts without MPI, until the next opening"
             self.findings.append(Finding(level="in_flight", kind="stage", key=key, text=text))
@@ -283,9 +284,10 @@ class Inspection:
             self._uncommitted("stage", key, "a stage folder")
 
     @staticmethod
-    def _closed(data: bytes) -> bool:
+    def _closed_well(data: bytes) -> bool:
         try:
-            return Lease.from_bytes(data).closed
+            lease = Lease.from_bytes(data)
+            return lease.closed and not lease.failed
         except FormatError:
             return False
 

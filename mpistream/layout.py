@@ -131,8 +131,8 @@ def _boxes_of_regions(
         lengths = sorted({b[at][1] - b[at][0] for r in regions for b in r.boxes})
         raise AlignmentError(
             f"dim {dim!r}: the given regions have lengths {lengths}, whose edges share only multiples of "
-            f"{extents[dim]}: that is {n_objects} objects a record for {active} writers; make all regions but the "
-            f"last multiples of one shard length, for example {-(-sizes[dim] // active)}, or leave region out",
+            f"{extents[dim]}: that is {n_objects} objects a record for {active} writers; make all regions but the last "
+            f"multiples of one shard length, for example {-(-sizes[dim] // active)}, or leave region or rearrange out",
             kind="layout",
         )
     return extents, is_exact

@@ -64,6 +64,7 @@ class Lease:
     counter: int
     ttl: int | float
     closed: bool
+    failed: bool  # once closed: by an exception, or with records that were not committed
 
     @classmethod
     def of_this_process(cls, run_id: str, ttl: float) -> Lease:
@@ -85,6 +86,7 @@ class Lease:
             counter=0,
             ttl=ttl,
             closed=False,
+            failed=False,
         )
 
     def to_bytes(self) -> bytes:
@@ -108,7 +110,8 @@ class Lease:
         hints = typing.get_type_hints(cls)
         values: dict[str, Any] = {name: document.get(name) for name in hints}
         # JSON's true is no number, though Python says so.
-        wrong = [n for n, v in values.items() if not isinstance(v, hints[n]) or isinstance(v, bool) != (n == "closed")]
+        flags = ("closed", "failed")
+        wrong = [n for n, v in values.items() if not isinstance(v, hints[n]) or isinstance(v, bool) != (n in flags)]
         # kill(2) gives pids below 1 a meaning of their own, and a pid is a C int. NaN fails this, too.
         if not wrong and not (0 < values["pid"] < 2**31 and 0 < values["ttl"] < _MAX_TTL):
             wrong = ["pid", "ttl"]
@@ -258,16 +261,21 @@ class LeaseKeeper:
         if self._clock() >= self._due and self._is_active() and self._lock.acquire(blocking=False):
             self._refresh_and_release(closed=False)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Stop, and mark the lease closed if it is still ours. Never raises.
 
         Not collective.
+
+        Parameters
+        ----------
+        failed
+            Whether the run ended by an exception, or without committing what it had.
         """
         if not self._is_active():
             return
         # A refresh that hangs in the file system keeps the lock: then the lease stays as it is.
         if self._lock.acquire(timeout=_CLOSE_TIMEOUT):
-            self._refresh_and_release(closed=True)
+            self._refresh_and_release(closed=True, failed=failed)
         self._ended.set()
         _refresher.remove(self, _CLOSE_TIMEOUT)
 
@@ -282,7 +290,7 @@ class LeaseKeeper:
         # A forked child has copies of this object, but the lease is its parent's.
         return not self._ended.is_set() and os.getpid() == self.lease.pid
 
-    def _refresh_and_release(self, *, closed: bool) -> None:
+    def _refresh_and_release(self, *, closed: bool, failed: bool = False) -> None:
         # The next time is set first: a failing store is tried at the same pace, not in every call.
         self._due = self._clock() + self._interval
         try:
@@ -293,7 +301,8 @@ class LeaseKeeper:
                     self.lost = found.run_id
             if self.lost is None and not self._ended.is_set():
                 # Counted before it is written: the name of a staged file is never used twice.
-                self.lease = dataclasses.replace(self.lease, counter=self.lease.counter + 1, closed=closed)
+                counter = self.lease.counter + 1
+                self.lease = dataclasses.replace(self.lease, counter=counter, closed=closed, failed=failed)
                 self._put(self.lease)
         except Exception as error:  # noqa: BLE001 - a hint that can't be given must not harm the run
             self.last_error = error

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from mpistream.agreement import Channel
 from mpistream.arrays import Role
 from mpistream.committing import on_every_rank
-from mpistream.errors import CommitError, MPIStreamError, SchemaError
+from mpistream.errors import CommitError, MPIStreamError, SchemaError, counted
 from mpistream.location_rank_writer import LocationRankWriter, Series
 from mpistream.locations import LOCATION_DIM
 from mpistream.parallel import StreamWriter, others_of
@@ -116,7 +116,7 @@ class LocationSeriesWriter(StreamWriter):
             raise SchemaError(f"{self._name(record)} was written since the last commit", kind="written")
         if writer.is_written(record) or writer.is_committed(record):
             writer.check_may_take(self._name(record), record)
-        found = writer.checked_series(f"location {location!r}", series)
+        found = writer.checked_series(location, series)
         if (lent := writer.share.lent) is not None and lent[0] <= record < lent[1]:
             self._lent[record] = {name: values.copy() for name, values in found.items()}
         else:
@@ -245,7 +245,7 @@ class LocationSeriesWriter(StreamWriter):
         texts = [_range_text(a, b) for a, b in missing[:_MAX_NAMED]]
         more = f" and {len(missing) - _MAX_NAMED} more ranges" if len(missing) > _MAX_NAMED else ""
         return CommitError(
-            f"{self._store.url}: {count(missing)} of {self.schema.n_total} locations were not written: "
+            f"{self._store.url}: {count(missing)} of {counted(self.schema.n_total or 0, 'location')} not written: "
             f"{', '.join(texts)}{more}; what was written is committed, write_resume goes on with the others; "
             "close(partial=True) where that is meant",
             kind="incomplete",
@@ -255,7 +255,7 @@ class LocationSeriesWriter(StreamWriter):
         return difference(((0, self.schema.n_total or 0),), self._stream.manifest.committed)
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else f"{self.n_records} locations, {self.n_committed} committed"
+        state = "closed" if self._is_closed else f"{counted(self.n_records, 'location')}, {self.n_committed} committed"
         return f"LocationSeriesWriter({self._store.url!r}, rank {self._channel.rank} of {self._channel.size}, {state})"
 
 

@@ -30,6 +30,7 @@ from mpistream.errors import (
     ProtocolError,
     SchemaError,
     StoreError,
+    counted,
     error_from_json,
     error_to_json,
 )
@@ -232,7 +233,7 @@ class StreamWriter:
         return name in self._stream.manifest.statics
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else f"{self.n_records} records, {self.n_committed} committed"
+        state = "closed" if self._is_closed else f"{counted(self.n_records, 'record')}, {self.n_committed} committed"
         return f"StreamWriter({self._store.url!r}, rank {self._channel.rank} of {self._channel.size}, {state})"
 
     # Writing
@@ -251,9 +252,10 @@ class StreamWriter:
             float64 that is nearest to the exact number.
         arrays
             Variable -> this rank's block, shape ``shape_of(variable)``, any strides and byte order, a dtype
-            that casts to the schema's without losing values (floats may be rounded); a Python scalar
-            broadcasts. An array of JAX, PyTorch or another library must lie in this process's memory. A rank
-            whose region is empty may pass ``{}``. Every array may be overwritten as soon as the call returns.
+            that casts to the schema's without losing values (floats may be rounded); a scalar of Python or
+            numpy broadcasts, and its value decides whether it fits. An array of JAX, PyTorch or another library
+            must lie in this process's memory. A rank whose region is empty may pass ``{}``. Every array may be
+            overwritten as soon as the call returns.
 
         Raises
         ------
@@ -343,7 +345,7 @@ class StreamWriter:
             checked = check()
             return checked, self._mover.load(names, checked.blocks, lent)
 
-        checked, load = self._agreed(call, names, loaded, lambda found: f"{found[0].record} {found[0].t.hex()}")
+        checked, load = self._agreed(call, names, loaded, _arguments)
         self._writer.take(replace(checked, blocks=self._mover.move(load)), lent)
         self._keep_lease()
 
@@ -389,7 +391,7 @@ class StreamWriter:
             return self._mover.load([name], {name: self._writer.checked_static(name, array)})
 
         with self.stats.during("record"):
-            load = self._agreed("write_static", [name], loaded, lambda _: name)
+            load = self._agreed("write_static", [name], loaded, lambda _: repr(name))
             self._writer.take_static(name, self._mover.move(load)[name])
 
     def write_blob(self, key: str, payload: bytes, scope: int | str = "static") -> None:
@@ -589,7 +591,7 @@ class StreamWriter:
                 raise on_every_rank(error, 0) from error
             return [None] * len(votes)
 
-        self._exchange("invalidate", digest=str(records), failure=failure, answer=answer)
+        self._exchange("invalidate", digest=f"records {records}", failure=failure, answer=answer)
         if not records:
             return self._stream.receipt
         self._stream.manifest = manifest
@@ -622,20 +624,22 @@ class StreamWriter:
         self._check_no_record("close")
         if not self._channel.is_usable():
             self._say_what_is_lost("MPI is finalised or a rank has failed")
-            self._release()
+            self._release(failed=True)
             if self._channel.failure is not None:
                 raise self._channel.failure
             return
+        is_done = False
         try:
             self.commit()
             self._agree_on_close()
+            is_done = True
         except BaseException as error:
             # This rank has nothing more to say; the others, if they go on, must not wait for it.
             if self._channel.is_usable():
                 self._channel.post_leave(error)
             raise
         finally:
-            self._release()
+            self._release(failed=not is_done)
         self._channel.close()
         self._log(logging.INFO, "closed: %s", self.stats.run)
 
@@ -666,15 +670,15 @@ class StreamWriter:
     def _after_commit(self) -> None:
         """Go on from a new committed state."""
 
-    def _release(self) -> None:
-        """Give back everything that needs no other rank."""
-        self._release_own()
+    def _release(self, *, failed: bool) -> None:
+        """Give back everything that needs no other rank, and say in the lease how the run ended."""
+        self._release_own(failed=failed)
         if self._owner is not None:
             # What was staged and not committed is of no use to anybody.
             with contextlib.suppress(StoreError):
                 self._store.delete_tree(stage_folder(self.epoch))
 
-    def _release_own(self) -> None:
+    def _release_own(self, *, failed: bool) -> None:
         """Give back everything but the epoch's stage folder."""
         self._is_closed = True
         _open_writers.pop(self._number, None)
@@ -682,7 +686,7 @@ class StreamWriter:
             self._progress.end()
         self._writer.close()
         if self._owner is not None:
-            self._owner.close()
+            self._owner.close(failed=failed)
 
     def __enter__(self) -> Self:
         return self
@@ -704,7 +708,7 @@ class StreamWriter:
             if other._channel.is_usable():
                 other._channel.post_leave(exc)
         self._channel.wait_left(self._options.exit_timeout)
-        self._release()
+        self._release(failed=True)
         n = self.n_committed
         self._log(logging.INFO, "left with %r, %d of %d records are committed", exc, n, self.n_records)
 
@@ -740,6 +744,11 @@ class StreamWriter:
         self._log(logging.DEBUG, "commit %d: %s; %d records, t %r", r.commit_seq, what, r.n_records, r.last_t)
 
     def _check_open(self, call: str) -> None:
+        if self._is_forked():
+            raise ProtocolError(
+                f"{call} in a process that was forked from the writer's; only that one may use it; hand it the values",
+                kind="forked",
+            )
         if self._is_closed:
             raise ProtocolError(f"{call} on a closed writer; open the store again with write_resume", kind="closed")
         if self._channel.failure is not None:
@@ -759,12 +768,17 @@ class StreamWriter:
 
     def _say_what_is_lost(self, why: str) -> None:
         if n := self.n_records - self.n_committed:
-            _say(f"{self._store.url}: {n} records were not committed: {why}")
+            _say(f"{self._store.url}: {counted(n, 'record')} {'was' if n == 1 else 'were'} not committed: {why}")
 
     def _show_progress(self) -> None:
         if self._progress is not None:
             receipt = self._stream.receipt
             self._progress.show(self.n_committed, self.last_t, receipt.commit_seq, receipt.nbytes)
+
+
+def _arguments(found: tuple[CheckedRecord, Load]) -> str:
+    # The shortest decimal number of a float is no other's.
+    return f"record {found[0].record} at t = {float(found[0].t)!r}"
 
 
 def _of_rank(error: Exception, channel: Channel) -> MPIStreamError:
@@ -878,4 +892,4 @@ def _at_exit() -> None:
     for writer in (w for w in _all_open() if not w._is_forked()):
         writer._say_what_is_lost("the writer was not closed")
         if writer._owner is not None and writer._owner.keeper is not None:
-            writer._owner.keeper.close()
+            writer._owner.keeper.close(failed=not writer._commits_tokens)

@@ -161,7 +161,7 @@ class PartWriter(StreamWriter):
         Not collective.
         """
         if not (self._is_closed or self._is_forked()):
-            self._release()
+            self._release(failed=False)
             # What became of its records, whoever commits them knows.
             totals = {**self._totals(), "n_records": self.stats.n_records}
             self.stats.run = RunStats.of([self.stats.to_json()], **totals)
@@ -171,13 +171,13 @@ class PartWriter(StreamWriter):
         # Every part is a process of its own, that nobody else speaks for.
         self._log(logging.INFO, "part %d, epoch %d, %s", self._writer.writer, self.epoch, self.stats.mode)
 
-    def _release(self) -> None:
+    def _release(self, *, failed: bool) -> None:  # noqa: ARG002 (whether the run is whole, its tokens say)
         """Give back what is this part's own.
 
         The epoch's stage folder stays, also when a ``with`` body has raised: the other parts stage below it, and
         `commit_tokens` needs it.
         """
-        self._release_own()
+        self._release_own(failed=False)
 
 
 class LocationPartWriter(PartWriter, LocationSeriesWriter):

@@ -39,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.errors import ProtocolError
+from mpistream.monitor import Monitor
 from mpistream.stats import WriterStats
 from mpistream.zarr3.shard import Scratch
 
@@ -110,7 +111,7 @@ class Pool:
         self._queue: SimpleQueue[Line | None] = SimpleQueue()
         self._waiting: SimpleQueue[Line | None] = SimpleQueue()
         # All below is guarded by _changed.
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         self._pending_nbytes = 0
         self._members: list[Member] = []
         self._threads: set[threading.Thread] = set()
@@ -123,7 +124,7 @@ class Pool:
 
     def forget_threads(self) -> None:
         """In a forked child, which has none of its parent's threads: nothing is on its way, and no lock is held."""
-        self._queue, self._waiting, self._changed = SimpleQueue(), SimpleQueue(), threading.Condition()
+        self._queue, self._waiting, self._changed = SimpleQueue(), SimpleQueue(), Monitor()
         self._waiters = set()
         self._threads, self._pending_nbytes = set(), 0
         for member in self._members:
@@ -136,7 +137,7 @@ class Pool:
 
     def join(self, member: Member) -> None:
         """Let the threads work for a writer, too."""
-        with self._changed:
+        with self._changed.lock:
             self._members.append(member)
             while len(self._threads) < max(m.n_threads for m in self._members):
                 try:
@@ -155,7 +156,7 @@ class Pool:
 
     def close(self, member: Member) -> None:
         """Leave, and wait for what is being done; with the last writer, for the end of the threads."""
-        with self._changed:
+        with self._changed.lock:
             self.leave(member)
             self._forget_left()
             ending = set() if self._members else self._threads | self._waiters
@@ -173,7 +174,7 @@ class Pool:
         A thread calls it with a scratch of its own. It reads a loan, and holds so many bytes beside that, which
         `reserve` has counted.
         """
-        with self._changed:
+        with self._changed.lock:
             if not self._threads:
                 raise ProtocolError("a writer is used in a process that was forked from its own", kind="forked")
             if line.is_dropped:
@@ -188,7 +189,7 @@ class Pool:
 
     def reserve(self, member: Member, nbytes: int) -> None:
         """Count bytes as on their way; wait while that exceeds the bound and jobs are on their way."""
-        with self._changed:
+        with self._changed.lock:
             bound = max((m.max_pending_nbytes for m in self._members), default=0)
             if self._is_busy() and self._pending_nbytes + nbytes > bound:
                 began = time.perf_counter()
@@ -199,25 +200,25 @@ class Pool:
 
     def count(self, nbytes: int) -> None:
         """Count bytes that came to be, or went, without a wait."""
-        with self._changed:
+        with self._changed.lock:
             self._pending_nbytes += nbytes
             self._changed.notify_all()
 
     def wait(self, member: Member) -> None:
         """Wait until nothing of a writer is on its way."""
-        with self._changed:
+        with self._changed.lock:
             while member.n_pending > 0:
                 self._changed.wait()
 
     def wait_for(self, line: Line) -> None:
         """Wait until nothing of a line is on its way."""
-        with self._changed:
+        with self._changed.lock:
             while line.is_on_its_way:
                 self._changed.wait()
 
     def resume(self, member: Member) -> None:
         """Try again what has failed in lines that stopped."""
-        with self._changed:
+        with self._changed.lock:
             for line in member.lines:
                 if line.error is not None:
                     line.error = None
@@ -226,12 +227,12 @@ class Pool:
 
     def failure(self, member: Member) -> BaseException | None:
         """Return why a line of a writer stopped, None when none has."""
-        with self._changed:
+        with self._changed.lock:
             return next((line.error for line in member.lines if line.error is not None), None)
 
     def drop(self, member: Member) -> None:
         """Give up all jobs of a writer; wait for those that are being done."""
-        with self._changed:
+        with self._changed.lock:
             self._drop(member)
             while member.n_pending > 0:
                 self._changed.wait()
@@ -258,13 +259,13 @@ class Pool:
 
     def give_back(self, loans: Sequence[Loan]) -> None:
         """Say that the caller is done with what it borrowed; jobs may still read it."""
-        with self._changed:
+        with self._changed.lock:
             for loan in loans:
                 self._let_go(loan)
             self._changed.notify_all()
 
     def _memory(self, member: Member, nbytes: int) -> NDArray[np.uint8]:
-        with self._changed:
+        with self._changed.lock:
             free = self._free.get(nbytes)
             if free:
                 return free.pop()
@@ -276,7 +277,7 @@ class Pool:
                 self._free[size].pop()
                 self._allocated_nbytes -= size
         memory = np.empty(nbytes, np.uint8)
-        with self._changed:
+        with self._changed.lock:
             self._allocated_nbytes += nbytes
         member.stats.n_buffers += 1
         return memory
@@ -345,7 +346,7 @@ class Pool:
     # The threads
 
     def _run(self, threads: set[threading.Thread], queue: SimpleQueue[Line | None]) -> None:
-        with self._changed:
+        with self._changed.lock:
             # Ctrl-C can end `_begin` between its two lines; one that is not known would not tell the others to end.
             threads.add(threading.current_thread())
         # Narrowing a float can overflow to infinity: that is what the caller's dtype asked for.
@@ -367,7 +368,7 @@ class Pool:
                 self._end_job(line, job, error)
                 del job, error
             return True
-        with self._changed:
+        with self._changed.lock:
             self._forget_left()
             if self._members:
                 return True
@@ -378,7 +379,7 @@ class Pool:
             return False
 
     def _next_job(self, line: Line) -> _Job | None:
-        with self._changed:
+        with self._changed.lock:
             if line.member.has_left:
                 self._drop(line.member)
             if not line.jobs or line.error is not None:
@@ -391,7 +392,7 @@ class Pool:
             return line.jobs.popleft()
 
     def _end_job(self, line: Line, job: _Job, error: BaseException | None) -> None:
-        with self._changed:
+        with self._changed.lock:
             line.member.n_running -= 1
             self._count(line.member, -1)
             if error is None or line.is_dropped:

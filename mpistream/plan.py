@@ -10,7 +10,7 @@ from typing import Any
 from mpistream.arrays import Role
 from mpistream.decomposition import settle
 from mpistream.epoch import EpochState
-from mpistream.errors import SchemaError
+from mpistream.errors import SchemaError, counted
 from mpistream.holding import checked_holdings, plain_region
 from mpistream.layout import SMALL_OBJECT_NBYTES
 from mpistream.locations import chunk_locations, row_length
@@ -45,7 +45,7 @@ class Plan:
     max_object_nbytes: int
     """Bytes before compression of the largest variable's shard."""
     writer_memory_nbytes: int
-    """Most bytes that the rows of one writer hold in memory, if nothing compresses."""
+    """Most bytes that the rows of one writer and what waits for its threads hold in memory, if nothing compresses."""
     node_memory_nbytes: int
     """Most bytes that the writers of one node hold so."""
     warnings: tuple[str, ...]
@@ -82,11 +82,12 @@ class Plan:
     def __str__(self) -> str:
         n_moved = self.nbytes_moved_per_record
         moved = f", {size_text(n_moved)} moved between ranks" if n_moved else ""
+        writers = f"{self.n_writers} of {counted(self.n_ranks, 'rank')} write{'s' if self.n_writers == 1 else ''}"
         return (
-            f"{self.n_writers} of {self.n_ranks} ranks write {size_text(self.nbytes_per_record)} a record "
-            f"in {self.n_objects_per_record:g} objects of at most {size_text(self.max_object_nbytes)}, "
-            f"{self.n_folders_per_record:g} folders; at most {size_text(self.max_writer_nbytes_per_record)} a rank and "
-            f"record, {size_text(self.writer_memory_nbytes)} in memory{moved}"
+            f"{writers} {size_text(self.nbytes_per_record)} a record "
+            f"in {counted(self.n_objects_per_record, 'object')} of at most {size_text(self.max_object_nbytes)}, "
+            f"{counted(self.n_folders_per_record, 'folder')}; at most {size_text(self.max_writer_nbytes_per_record)} "
+            f"a rank and record, {size_text(self.writer_memory_nbytes)} in memory{moved}"
         )
 
 
@@ -113,6 +114,7 @@ def plan(
     nodes: Sequence[str] | None = None,
     writers: str | int = "auto",
     rearrange: str = "auto",
+    max_pending_nbytes: int | None = None,
 ) -> Plan:
     """Return what a run on these regions writes and moves: objects, folders, bytes and memory, with warnings.
 
@@ -128,6 +130,8 @@ def plan(
         Name of the node of each rank; by default all run on one.
     writers, rearrange
         Who writes what others hold, as in `Options`.
+    max_pending_nbytes
+        What may wait for a writer's threads, as in `Options`; 0 for a run without threads.
 
     Raises
     ------
@@ -143,10 +147,17 @@ def plan(
         )
     nodes = nodes or [""] * len(given)
     settled = settle(schema, held.regions, nodes, writers=writers, rearrange=rearrange)
-    return plan_of(*settled, nodes, writers=writers)
+    return plan_of(*settled, nodes, writers=writers, max_pending_nbytes=max_pending_nbytes)
 
 
-def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str], *, writers: str | int) -> Plan:
+def plan_of(
+    schema: StreamSchema,
+    epoch: EpochState,
+    nodes: Sequence[str],
+    *,
+    writers: str | int,
+    max_pending_nbytes: int | None = None,
+) -> Plan:
     """Return what a run in an epoch writes and moves.
 
     Not collective.
@@ -161,6 +172,8 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str], *, wr
         Name of the node of each rank.
     writers
         How many ranks should write, as in `Options`.
+    max_pending_nbytes
+        As in `plan`.
     """
     n_ranks = len(epoch.regions)
     objects = folders = 0.0
@@ -183,6 +196,7 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str], *, wr
             # Of a rearranged array the record itself is received, too.
             memory[i] += nbytes * (a.row_length + slab + is_rearranged)
             is_writer[i] |= nbytes > 0
+    memory = _with_pending(schema, memory, record, max_pending_nbytes)
     if schema.is_location_series:
         # Each location is one rank's, and so are its bytes.
         is_writer = [start < stop for start, stop in epoch.records]
@@ -214,11 +228,24 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str], *, wr
     )
 
 
+def _with_pending(
+    schema: StreamSchema, held: Sequence[int], record: Sequence[int], max_pending_nbytes: int | None
+) -> list[int]:
+    """Add what waits for the threads of each writer to what its rows hold; a rank without records is none."""
+    at_a_time = record
+    if schema.is_location_series:
+        # A chunk of each variable. What is being filled has a bound of the same size.
+        at_a_time = [row_length(schema) * n for n in record]
+        held = [max(n, max_pending_nbytes or 2 * n) for n in at_a_time]
+    pending = [2 * n if max_pending_nbytes is None else max_pending_nbytes for n in at_a_time]
+    return [h + p if n else 0 for h, p, n in zip(held, pending, record, strict=True)]
+
+
 def _few_ranks(n_ranks: int, writers: str | int) -> tuple[str, ...]:
     """A site may say for all runs how many ranks write; in one of fewer ranks that is no error."""
     if not isinstance(writers, int) or writers <= n_ranks:
         return ()
-    return (f"Options(writers={writers}), but there are {n_ranks} ranks: no more than those write",)
+    return (f"Options(writers={writers}), but only {counted(n_ranks, 'rank')}: no more than those write",)
 
 
 def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float, n_ranks: int) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ def picture(
         elif array.has_time and reader.schema.is_location_series:
             raise SchemaError(f"{reader!r} is a location series, which is not drawn; use read_location", kind="mode")
         elif array.has_time:
-            i = -1 if record is None else record
+            i = _last_committed(reader) if record is None else record
             values = reader.read_record(name, i, region)
             where.insert(0, _time_text(reader, i))
         elif record is not None:
@@ -117,6 +117,12 @@ def _sizes(array: ArraySpec) -> list[tuple[str, int]]:
 
 def _committed(reader: StoreReader) -> list[int]:
     return [i for start, stop in reader.committed for i in range(start, stop)]
+
+
+def _last_committed(reader: StoreReader) -> int:
+    if not reader.committed:
+        raise SchemaError(f"{reader!r}: no record is committed yet", kind="index")
+    return reader.committed[-1][1] - 1
 
 
 def _time_text(reader: StoreReader, record: int) -> str:

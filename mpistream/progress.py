@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from mpistream.errors import counted
+
 __all__ = ["ProgressLine"]
 
 _BAR_LENGTH = 24
@@ -56,7 +58,7 @@ class ProgressLine:
         """
         seconds = self._clock() - self._began
         rate = (n_records - self._n_before) / seconds if seconds > 0 else 0.0
-        text = f"{n_records} records"
+        text = counted(n_records, "record")
         if self._n_total is not None:
             n_full = _BAR_LENGTH * n_records // self._n_total
             bar = "#" * n_full + "." * (_BAR_LENGTH - n_full)

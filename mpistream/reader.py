@@ -16,12 +16,13 @@ from typing import Any, Self, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
+from mpistream.absence import no_stream_text
 from mpistream.agreement import Channel
 from mpistream.array_reader import ArrayReader
 from mpistream.arrays import QUANTIZATION_NAME, ArraySpec, Role
 from mpistream.blobs import BlobEntry, read_pack_index, read_payload
 from mpistream.comm import SerialTransport, connect
-from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError
+from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError, counted, there_are
 from mpistream.foreign import ForeignStore
 from mpistream.grid import held_boxes, with_extra
 from mpistream.indices import Axis, Indices, axes_of, axis_lengths, numbers_of, parts_of
@@ -52,11 +53,7 @@ _POLL_SECONDS = 0.2
 def _manifest_bytes(store: ReadableStore) -> bytes:
     data = store.read(MANIFEST_KEY)
     if data is None:
-        raise FormatError(
-            f"{store.url}: no {MANIFEST_KEY}; this is neither a stream of mpistream nor another Zarr store, or it was "
-            "never created whole",
-            kind="no_manifest",
-        )
+        raise FormatError(no_stream_text(store), kind="no_manifest")
     return data
 
 
@@ -263,7 +260,9 @@ class StoreReader:
     def __repr__(self) -> str:
         if self._manifest is None:
             return f"StoreReader({self._store.url!r}, no stream)"
-        return f"StoreReader({self._store.url!r}, {self.n_records} records, commit {self.manifest.commit_seq})"
+        return (
+            f"StoreReader({self._store.url!r}, {counted(self.n_records, 'record')}, commit {self.manifest.commit_seq})"
+        )
 
     def read_record(self, name: str, index: int, region: Mapping[str, Any] | None = None) -> NDArray[Any]:
         """Return one record of a variable.
@@ -297,7 +296,7 @@ class StoreReader:
         i = operator.index(index)
         if not -self.n_records <= i < self.n_records:
             raise SchemaError(
-                f"record {i} of {name!r}: there are {self.n_records} records; refresh() looks for newer ones",
+                f"record {i} of {name!r}: {there_are(self.n_records, 'record')}; refresh() looks for newer ones",
                 kind="index",
             )
         i %= self.n_records

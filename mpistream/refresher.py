@@ -7,6 +7,8 @@ import threading
 import weakref
 from typing import Protocol
 
+from mpistream.monitor import Monitor
+
 __all__ = ["Refreshable", "Refresher"]
 
 # What another thread is just refreshing is still due.
@@ -31,7 +33,7 @@ class Refresher:
 
     def __init__(self) -> None:
         # Guards what follows; no refresh is made under it.
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         # Weakly: what is forgotten can go.
         self._items: weakref.WeakSet[Refreshable] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
@@ -48,7 +50,7 @@ class Refresher:
         if os.getpid() != self._pid:
             # A forked child has no thread, and a lock that may be held for ever.
             self.__init__()  # type: ignore[misc]
-        with self._changed:
+        with self._changed.lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="mpistream-lease", daemon=True)
                 thread.start()
@@ -59,7 +61,7 @@ class Refresher:
 
     def remove(self, item: Refreshable, timeout: float) -> None:
         """Let this alone; where it was the last one, wait so long for the thread to end."""
-        with self._changed:
+        with self._changed.lock:
             self._items.discard(item)
             self._changed.notify_all()
             thread = self._thread
@@ -78,7 +80,7 @@ class Refresher:
     def _wait(self) -> bool:
         """Wait until something is due; False, and the end of the thread, when there is none."""
         # While the thread waits it holds no reference to anything.
-        with self._changed:
+        with self._changed.lock:
             pause = self._next()
             if pause is None:
                 self._thread = None
@@ -91,7 +93,7 @@ class Refresher:
         return min((t for item in self._items if (t := item.due_in()) is not None), default=None)
 
     def _refresh(self) -> None:
-        with self._changed:
+        with self._changed.lock:
             items = list(self._items)
         for item in items:
             item.refresh_if_due()

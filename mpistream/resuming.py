@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mpistream.absence import no_stream_text
 from mpistream.commit import recover
 from mpistream.epoch import EpochState
-from mpistream.errors import FormatError, ResumeError, SchemaError
+from mpistream.errors import FormatError, ResumeError, SchemaError, counted
 from mpistream.hierarchy import warn_if_hidden
 from mpistream.manifest import (
-    FOLDER,
     MANIFEST_KEY,
     Manifest,
     stage_folder,
@@ -66,8 +66,7 @@ def no_stream(store: Store, what_for: str) -> ResumeError:
 
     Not collective.
     """
-    what = "was never created whole" if FOLDER in store.list() else "is not a stream"
-    return ResumeError(f"{store.url} {what}; there is nothing to {what_for}", kind="no_store")
+    return ResumeError(f"{no_stream_text(store)}; there is nothing to {what_for}", kind="no_store")
 
 
 class ResumeRequest:
@@ -135,8 +134,8 @@ class ResumeRequest:
         if self._expect is not None and last_t != self._expect:
             raise ResumeError(
                 f"the last record that is kept has t = {last_t!r}, expected was {self._expect!r} "
-                f"({n_kept} of {count(manifest.committed)} records kept): the checkpoint and the output differ; "
-                "start from an older checkpoint, or pass at= to drop records",
+                f"({n_kept} of {counted(count(manifest.committed), 'record')} kept): the checkpoint and the output "
+                "differ; start from an older checkpoint, or pass at= to drop records",
                 kind="last_t",
             )
         stored = manifest.schema.to_json()

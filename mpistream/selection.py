@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpistream.arrays import ArraySpec, Role
-from mpistream.errors import SchemaError
+from mpistream.errors import SchemaError, there_are
 from mpistream.manifest import Manifest
 from mpistream.ranges import Ranges, covers
 from mpistream.region import box_of_mapping
@@ -168,10 +168,19 @@ def _records(records: Any, n: int) -> range:
         found = range(i + n if i < 0 else i, (i + n if i < 0 else i) + 1)
     if not found or found.step < 1 or found[0] < 0 or found[-1] >= n:
         raise SchemaError(
-            f"records {records!r}: there are {n} records; give a number or a range, ascending, within 0:{n}",
+            f"records {_records_text(records)}: {there_are(n, 'record')}; give a number or a range, ascending, "
+            f"within 0:{n}",
             kind="records",
         )
     return found
+
+
+def _records_text(records: Any) -> str:
+    """Return what was asked for as ``START:STOP`` where it was a slice, as the command line has it."""
+    if not isinstance(records, slice):
+        return repr(records)
+    parts = [records.start, records.stop, *(() if records.step is None else (records.step,))]
+    return ":".join("" if part is None else str(part) for part in parts)
 
 
 def _box(schema: StreamSchema, region: Mapping[str, Any] | None) -> dict[str, Interval]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpistream.errors import TilingError
+from mpistream.errors import TilingError, counted
 
 __all__ = [
     "Box",
@@ -191,7 +191,7 @@ def prove_tiling(name: str, dims: Sequence[str], shape: Sequence[int], boxes_by_
     hole = find_hole(shape, boxes)
     if hole is not None:
         raise TilingError(
-            f"array {name!r}: none of the {len(boxes_by_rank)} ranks owns {format_box(dims, hole)}; "
+            f"array {name!r}: none of the {counted(len(boxes_by_rank), 'rank')} owns {format_box(dims, hole)}; "
             f"give it to a rank's region",
             kind="hole",
         )

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from mpistream.errors import SchemaError
 from mpistream.names import cast_times
 
-__all__ = ["TimeLike", "date_text", "encode_time", "encode_times", "is_date"]
+__all__ = ["TimeLike", "check_units", "date_text", "encode_time", "encode_times", "is_date"]
 
 # And cftime.datetime, which has no type to name here.
 TimeLike = float | np.datetime64 | dt.datetime
@@ -35,7 +35,7 @@ TimeLike = float | np.datetime64 | dt.datetime
 _SECOND = 10**18
 _MICROSECOND = 10**12
 _DAY = 86400 * _SECOND
-# The names of UDUNITS that days to nanoseconds go by.
+# The names of UDUNITS that days to nanoseconds go by, as far as xarray and cftime know them.
 _UNITS = {
     name: length
     for names, length in (
@@ -44,8 +44,8 @@ _UNITS = {
         ("minute minutes min mins", 60 * _SECOND),
         ("second seconds sec secs s", _SECOND),
         ("millisecond milliseconds millisec millisecs msec msecs ms", 1000 * _MICROSECOND),
-        ("microsecond microseconds microsec microsecs usec usecs us", _MICROSECOND),
-        ("nanosecond nanoseconds nanosec nanosecs nsec nsecs ns", _MICROSECOND // 1000),
+        ("microsecond microseconds microsec microsecs", _MICROSECOND),
+        ("nanosecond nanoseconds", _MICROSECOND // 1000),
     )
     for name in names.split()
 }
@@ -57,6 +57,8 @@ _TICKS = {
     "m": 60 * _SECOND,
     **{unit: 1000**i for i, unit in enumerate(("as", "fs", "ps", "ns", "us", "ms", "s"))},
 }
+# Of no fixed length: a time in them is a number and no date.
+_MONTHS = frozenset(("month", "months", "year", "years", "common_year", "common_years"))
 _SINCE = re.compile(
     r"\s*(?P<unit>\w+)\s+since\s+(?P<year>[+-]?\d{1,6})-(?P<month>\d{1,2})-(?P<day>\d{1,2})"
     r"(?:(?:T|\s+)(?P<hour>\d{1,2})(?::(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:\.(?P<part>\d{1,18}))?)?)?)?"
@@ -65,6 +67,8 @@ _SINCE = re.compile(
 )
 _ALIASES = {"gregorian": "standard", "365_day": "noleap", "366_day": "all_leap"}
 _GREGORIAN = ("standard", "proleptic_gregorian")
+_CALENDARS = (*_GREGORIAN, "gregorian", "julian", "noleap", "365_day", "all_leap", "366_day", "360_day")
+_MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _EPOCH = dt.datetime(1970, 1, 1)
 # Days since 1970-01-01 of 1582-10-15, and the Julian day number of 1970-01-01.
 _FIRST_GREGORIAN = -141427
@@ -87,6 +91,69 @@ class _Units:
         return SchemaError(
             f"time {t!r}: {problem}; the schema has {self.text!r}, calendar {self.calendar!r}", kind="time"
         )
+
+
+def check_units(units: str, calendar: str) -> None:
+    """Check the units of a time coordinate, and its calendar: readers refuse a store whose dates they can't decode.
+
+    Not collective.
+
+    Parameters
+    ----------
+    units
+        ``UNIT since DATE``; without "since" they are no dates for any reader, and anything.
+    calendar
+        One of CF.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``time``: an unknown unit or calendar, no date, or one that the calendar lacks.
+    """
+    name = calendar.lower()
+    if name not in _CALENDARS:
+        raise SchemaError(f"time calendar {calendar!r}: give one of {', '.join(_CALENDARS)}", kind="time")
+    if "since" not in units.lower():
+        return
+    found = _SINCE.fullmatch(units)
+    if found is None:
+        raise SchemaError(
+            f"time units {units!r}: give a unit, 'since' and a date, as in 'hours since 2000-01-31' or "
+            "'seconds since 2000-01-31 12:00:00'",
+            kind="time",
+        )
+    unit = found["unit"].lower()
+    if unit not in _UNITS and unit not in _MONTHS:
+        raise SchemaError(
+            f"time units {units!r}: {found['unit']!r} is none that readers know; give days, hours, minutes, seconds, "
+            "milliseconds, microseconds or nanoseconds",
+            kind="time",
+        )
+    year, month, day = (int(found[part]) for part in ("year", "month", "day"))
+    if not _has_date(year, month, day, _ALIASES.get(name, name)):
+        date = f"{found['year']}-{found['month']}-{found['day']}"
+        raise SchemaError(f"time units {units!r}: the calendar {calendar!r} has no {date}", kind="time")
+    if any(int(found[part] or 0) >= n for part, n in (("hour", 24), ("minute", 60), ("second", 60))):
+        raise SchemaError(f"time units {units!r}: give a time of day from 00:00:00 to 23:59:59", kind="time")
+
+
+def _has_date(year: int, month: int, day: int, calendar: str) -> bool:
+    if not 1 <= month <= len(_MONTH_DAYS):
+        return False
+    if calendar == "360_day":
+        return 1 <= day <= 30  # noqa: PLR2004 (of every month)
+    if calendar == "standard" and (1582, 10, 4) < (year, month, day) < (1582, 10, 15):
+        return False
+    is_julian = calendar == "julian" or (calendar == "standard" and (year, month, day) < (1582, 10, 15))
+    if is_julian and year < 1:
+        # The year before 1 is -1.
+        if year == 0:
+            return False
+        year += 1
+    is_leap = calendar == "all_leap" or (
+        calendar != "noleap" and year % 4 == 0 and (is_julian or year % 100 != 0 or year % 400 == 0)
+    )
+    return 1 <= day <= _MONTH_DAYS[month - 1] + (month == 2 and is_leap)  # noqa: PLR2004 (February)
 
 
 def is_date(t: Any) -> bool:

@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mpistream.absence import no_stream_text
 from mpistream.agreement import Channel
 from mpistream.checks import Checker, Finding, Task
 from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, StoreError
 from mpistream.inspection import Inspection
-from mpistream.manifest import FOLDER, MANIFEST_KEY, Manifest, raised_inside
+from mpistream.manifest import MANIFEST_KEY, Manifest, raised_inside
 from mpistream.ranges import Ranges
 from mpistream.store import ReadableStore, open_readable
 
@@ -200,8 +201,7 @@ class _Session:
     def begin(self) -> dict[str, Any]:
         data = self._store.read(MANIFEST_KEY)
         if data is None:
-            what = "was never created whole" if FOLDER in self._store.list() else "is no stream of mpistream"
-            raise FormatError(f"{self._store.url}: no {MANIFEST_KEY}; it {what}", kind="no_manifest")
+            raise FormatError(no_stream_text(self._store), kind="no_manifest")
         self._data, self.manifest = data, Manifest.from_bytes(data)
         inspection = Inspection(self._store, self.manifest)
         inspection.run()

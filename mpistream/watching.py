@@ -36,7 +36,8 @@ class Sight:
     """What was seen at one look; None is not known."""
 
     state: str
-    """``running``, ``closed``, ``dead``, ``unknown`` (on another host, no sign of life yet) or ``none`` (no lease)."""
+    """``running``, ``closed``, ``failed`` (it has ended by an exception, or without committing what it had), ``dead``,
+    ``unknown`` (on another host, no sign of life yet) or ``none`` (no lease)."""
     writer: str | None
     """Who holds the lease."""
     n_records: int
@@ -149,7 +150,7 @@ class Watch:
         if lease is None:
             return "none", None
         if lease.closed:
-            return "closed", str(lease)
+            return ("failed" if lease.failed else "closed"), str(lease)
         is_dead = is_dead_at_once(lease)
         if is_dead is not None:
             return ("dead" if is_dead else "running"), str(lease)

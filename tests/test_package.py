@@ -16,8 +16,9 @@ def test_the_types_are_shipped() -> None:
     assert (ROOT / "mpistream/py.typed").read_bytes() == b""
 
 
-def test_all_is_every_extra_but_the_mpi_libraries() -> None:
-    assert EXTRAS["all"] == [f"mpistream[{','.join(sorted(set(EXTRAS) - {'all', 'mpich', 'openmpi'}))}]"]
+def test_all_is_every_extra_for_users_but_the_mpi_libraries() -> None:
+    """Whoever installs it gets no linter and no test tools."""
+    assert EXTRAS["all"] == [f"mpistream[{','.join(sorted(set(EXTRAS) - {'all', 'mpich', 'openmpi', 'test'}))}]"]
 
 
 def test_ci_package_tries_every_extra() -> None:

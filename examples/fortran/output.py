@@ -40,6 +40,8 @@ def end_output():
     return 0
 """
 
+if len(sys.argv) != 2:
+    sys.exit("usage: python output.py FOLDER")
 builder = cffi.FFI()
 builder.embedding_api(
     "int put_record(int comm, int start, int stop, int nx, double t, double *field); int end_output(void);"

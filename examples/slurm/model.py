@@ -22,6 +22,8 @@ def next_step(height: np.ndarray, t: float) -> np.ndarray:
 
 
 comm = MPI.COMM_WORLD
+if not 3 <= len(sys.argv) <= 4:
+    sys.exit("usage: mpiexec -n 4 python -m mpi4py model.py run.zarr N_RECORDS [SECONDS_A_STEP]")
 url, n_records = sys.argv[1], int(sys.argv[2])
 seconds = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0  # what a step takes, for those who want to watch
 

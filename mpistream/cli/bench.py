@@ -12,7 +12,7 @@ import typer
 from mpistream.benchmarking import benchmark, parse_nbytes
 from mpistream.cli.terminal import Column, app, console_of, failed, say, size_text, table_of
 from mpistream.comm import world
-from mpistream.errors import MPIStreamError
+from mpistream.errors import MPIStreamError, counted
 from mpistream.zarr3.codecs import PROFILES
 
 __all__ = ["bench"]
@@ -122,9 +122,9 @@ _COLUMNS: Sequence[Column] = (
 def _heading(folder: str, found: Mapping[str, Any]) -> str:
     ranks, rounds = found["ranks"], found["n_rounds"]
     return (
-        f"{os.path.abspath(folder)}: {ranks} rank{'s' * (ranks > 1)} on {found['cores']} cores of this node, "
-        f"{size_text(found['block_nbytes'])} a rank and record, {found['n_records']} records a turn, "
-        f"{rounds} round{'s' * (rounds > 1)}, durability {found['durability']}\n"
+        f"{os.path.abspath(folder)}: {counted(ranks, 'rank')} on {counted(found['cores'], 'core')} of this node, "
+        f"{size_text(found['block_nbytes'])} a rank and record, {counted(found['n_records'], 'record')} a turn, "
+        f"{counted(rounds, 'round')}, durability {found['durability']}\n"
     )
 
 

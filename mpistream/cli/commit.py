@@ -10,7 +10,7 @@ import typer
 
 from mpistream.carrying import commit_tokens
 from mpistream.cli.terminal import app, failed, line, say, show_warnings, size_text
-from mpistream.errors import FormatError, MPIStreamError
+from mpistream.errors import FormatError, MPIStreamError, counted
 from mpistream.manifest import parse_json
 from mpistream.token import CommitReceipt, CommitToken
 
@@ -68,8 +68,8 @@ def _read_token(path: Path) -> CommitToken:
 def _receipt_line(receipt: CommitReceipt) -> str:
     last_t = "none" if receipt.last_t is None else repr(receipt.last_t)
     statics = f", statics {', '.join(map(line, receipt.new_statics))}" if receipt.new_statics else ""
+    objects = f"{size_text(receipt.nbytes)} in {counted(receipt.n_objects, 'object')}"
     return (
-        f"commit {receipt.commit_seq} in epoch {receipt.epoch}: {receipt.n_new_records} new records{statics}, "
-        f"{size_text(receipt.nbytes)} in {receipt.n_objects} objects; {receipt.n_records} records committed, "
-        f"last t {last_t}"
+        f"commit {receipt.commit_seq} in epoch {receipt.epoch}: {counted(receipt.n_new_records, 'new record')}"
+        f"{statics}, {objects}; {counted(receipt.n_records, 'record')} committed, last t {last_t}"
     )

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from mpistream.cli.terminal import app, failed, line, say, size_text
 from mpistream.comm import world
-from mpistream.errors import MPIStreamError, SchemaError
+from mpistream.errors import MPIStreamError, SchemaError, counted
 from mpistream.exporting import export as export_stream
 from mpistream.selection import parse_bounds
 
@@ -90,7 +90,8 @@ def export(
         return
     gaps = f", {found.n_gaps} of them not committed and so fill value" if found.n_gaps else ""
     speed = size_text(found.nbytes / max(found.seconds, 1e-9))
-    say(f"{line(found.path)}: {found.n_records} records{gaps}, {size_text(found.nbytes)} of values, {speed}/s")
+    records = f"{counted(found.n_records, 'record')}{gaps}"
+    say(f"{line(found.path)}: {records}, {size_text(found.nbytes)} of values, {speed}/s")
     for name in found.left_out:
         typer.echo(f"warning: static {line(name)} is not committed and was left out", err=True)
 

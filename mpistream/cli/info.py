@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mpistream.cli.terminal import Column, app, console_of, failed, line, say, shape_text, size_text, table_of
-from mpistream.errors import MPIStreamError
+from mpistream.errors import MPIStreamError, counted
 from mpistream.info import describe, short_chain
 
 __all__ = ["info"]
@@ -86,7 +86,7 @@ def _summary(facts: Mapping[str, Any]) -> dict[str, str]:
     dropped = "none"
     if facts["n_dropped"]:
         parts = [f"{d['start']} to {d['stop'] - 1} by epoch {d['epoch']}" for d in facts["dropped"]]
-        dropped = f"{facts['n_dropped']} records kept aside until the next commit: {', '.join(parts)}"
+        dropped = f"{counted(facts['n_dropped'], 'record')} kept aside until the next commit: {', '.join(parts)}"
     is_whole = facts["n_committed"] == facts["n_records"]
     return {
         "store": line(facts["url"]),
@@ -98,8 +98,8 @@ def _summary(facts: Mapping[str, Any]) -> dict[str, str]:
         "run id": line(facts["run_id"]),
         "statics": ", ".join(statics) or "none",
         "dropped": dropped,
-        "on disk": f"{'' if facts['is_exact'] else 'about '}{size_text(facts['nbytes_on_disk'])} in {facts['n_files']} "
-        f"files, {size_text(facts['nbytes'])} of values, ratio {_ratio(facts['ratio'])}",
+        "on disk": f"{'' if facts['is_exact'] else 'about '}{size_text(facts['nbytes_on_disk'])} in "
+        f"{counted(facts['n_files'], 'file')}, {size_text(facts['nbytes'])} of values, ratio {_ratio(facts['ratio'])}",
     }
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mpistream.cli.terminal import Column, app, console_of, failed, line, say, shape_text, table_of
-from mpistream.errors import MPIStreamError
+from mpistream.errors import MPIStreamError, counted
 from mpistream.info import decode_time
 from mpistream.node import Node
 from mpistream.reader import StoreReader, open_reader
@@ -95,7 +95,7 @@ def _node(node: Node) -> dict[str, Any]:
 def _title(facts: dict[str, Any]) -> str:
     if facts["n_records"] is None:
         return f"{line(facts['url'])}: no stream"
-    found = f"{line(facts['url'])}: {facts['n_records']} records"
+    found = f"{line(facts['url'])}: {counted(facts['n_records'], 'record')}"
     if facts["last_t"] is None:
         return found
     units, calendar = facts["time"]["units"], facts["time"]["calendar"]

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from mpistream.cli.terminal import app, failed, line, say, shape_text
+from mpistream.cli.terminal import app, failed, in_options, line, say, shape_text
 from mpistream.decomposition import settle
-from mpistream.errors import MPIStreamError, SchemaError
+from mpistream.errors import MPIStreamError, SchemaError, counted
 from mpistream.opening import no_claims
 from mpistream.options import Options
 from mpistream.plan import plan_of
@@ -74,11 +74,12 @@ def plan(
         say(json.dumps(found.to_json(), indent=2, allow_nan=False))
         return
     say(str(found))
-    say(f"writers: {_ranks(found.writers)}; {found.n_objects(records)} objects in {records} records")
+    objects = f"{counted(found.n_objects(records), 'object')} in {counted(records, 'record')}"
+    say(f"writers: {_ranks(found.writers)}; {objects}")
     for name, (shard, chunk) in found.layouts.items():
         say(f"{line(name)}: shards {shape_text(shard)}, inner chunks {shape_text(chunk)}")
     for warning in found.warnings:
-        say(f"warning: {line(warning)}")
+        say(f"warning: {line(in_options(warning))}")
 
 
 def _schema_of(text: str) -> StreamSchema:

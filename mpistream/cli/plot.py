@@ -20,7 +20,8 @@ def plot(
     url: Annotated[str, typer.Argument(help="Folder of the store.", show_default=False)],
     var: Annotated[str, typer.Argument(help="Variable, static or coordinate.", show_default=False)],
     record: Annotated[
-        int | None, typer.Option(help="Record, negative from the end; by default the last one.", show_default=False)
+        int | None,
+        typer.Option(help="Record, negative from the end; by default the last committed one.", show_default=False),
     ] = None,
     sel: Annotated[
         list[str] | None,
@@ -49,14 +50,16 @@ def plot(
 
     Notes
     -----
-    See `mpistream.plotting.picture`. Exit code 1 and one line on stderr when nothing was drawn.
+    See `mpistream.plotting.picture`. Prints the file and what is in it, such as the record. Exit code 1 and one line on
+    stderr when nothing was drawn.
     """
     path = output or f"{var}.png"
     try:
         pairs = [text.partition("=") for text in sel or []]
         if bad := [dim for dim, equals, _ in pairs if not equals]:
             raise SchemaError(f"--sel {bad[0]!r}: give DIM=VALUE", kind="sel")
-        draw(picture(url, var, record=record, at={dim: value for dim, _, value in pairs}), path)
+        drawn = picture(url, var, record=record, at={dim: value for dim, _, value in pairs})
+        draw(drawn, path)
     except MPIStreamError as error:
         raise failed(error) from None
-    say(line(path))
+    say(f"{line(path)}: {line(drawn.title)}" if drawn.title else line(path))

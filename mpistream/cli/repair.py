@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mpistream.cli.terminal import app, failed, say, show_warnings
-from mpistream.errors import MPIStreamError
+from mpistream.errors import MPIStreamError, counted
 from mpistream.repairing import repair as repair_store
 
 __all__ = ["repair"]
@@ -55,7 +55,13 @@ def repair(
     if as_json:
         say(json.dumps(receipt.to_json(), indent=2, allow_nan=False))
     else:
-        done = f"{receipt.n_new_records} dropped records restored" if restore_dropped else "in order"
         last_t = "none" if receipt.last_t is None else repr(receipt.last_t)
-        say(f"epoch {receipt.epoch}: {done}; {receipt.n_records} records committed, last t {last_t}")
+        state = f"{counted(receipt.n_records, 'record')} committed, last t {last_t}"
+        if restore_dropped:
+            say(f"epoch {receipt.epoch}: {counted(receipt.n_new_records, 'dropped record')} restored; {state}")
+        else:
+            say(
+                f"epoch {receipt.epoch}: what runs left undone is finished, documents are in step; {state}; data were "
+                "not read, `mpistream verify` does that"
+            )
     show_warnings(receipt)

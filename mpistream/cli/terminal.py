@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ __all__ = [
     "app",
     "console_of",
     "failed",
+    "in_options",
     "line",
     "say",
     "shape_text",
@@ -28,6 +30,19 @@ __all__ = [
     "table_of",
 ]
 
+# What messages of the library tell a program to do, as a verb has it.
+_OPTIONS = {
+    "pass takeover=True": "give --takeover",
+    "pass overwrite=True": "give --overwrite",
+    "leave the record out": "leave --record out",
+    "leave it out, or export on one process": "leave --deflate out, or export on one process",
+    "use read_location": "`mpistream export` writes it",
+    "; refresh() looks for newer ones": "",
+    "; refresh() looks again": "",
+    "hierarchy() lists its arrays and read_array() reads them": "`mpistream ls` lists its arrays",
+    "hierarchy()": "`mpistream ls`",
+}
+_WRITERS = re.compile(r"Options\(writers=(\w+)\)")
 # Without a terminal nothing limits a line: whoever reads a log or a pipe must not get half a table.
 _NO_LIMIT = 100_000
 
@@ -66,8 +81,15 @@ def show_warnings(receipt: CommitReceipt) -> None:
 
 def failed(error: MPIStreamError) -> typer.Exit:
     """Say what is wrong in one line, and return how to end."""
-    typer.echo(f"error: {line(error)}", err=True)
+    typer.echo(f"error: {line(in_options(str(error)))}", err=True)
     return typer.Exit(1)
+
+
+def in_options(text: str) -> str:
+    """Return a message that speaks of arguments and calls of Python as one of a command line."""
+    for python, option in _OPTIONS.items():
+        text = text.replace(python, option)
+    return _WRITERS.sub(r"--writers \1", text)
 
 
 def say(text: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from mpistream.cli.terminal import app, failed, say
-from mpistream.errors import MPIStreamError, SchemaError
+from mpistream.errors import MPIStreamError, SchemaError, counted
 from mpistream.repairing import truncate as truncate_store
 from mpistream.times import TimeLike
 
@@ -63,7 +63,7 @@ def truncate(
         return
     last_t = "none" if done.last_t is None else repr(done.last_t)
     aside = "; `mpistream repair --restore-dropped` brings them back until the next commit" if done.n_dropped else ""
-    say(f"{done.n_dropped} records dropped, last t {last_t}{aside}")
+    say(f"{counted(done.n_dropped, 'record')} dropped, last t {last_t}{aside}")
 
 
 def _time(text: str) -> TimeLike:

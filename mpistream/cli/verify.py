@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mpistream.cli.terminal import Column, app, console_of, failed, line, say, size_text, table_of
 from mpistream.comm import world
-from mpistream.errors import MPIStreamError
+from mpistream.errors import MPIStreamError, counted
 from mpistream.verifying import Report
 from mpistream.verifying import verify as verify_store
 
@@ -84,8 +84,9 @@ def _show(report: Report) -> None:
         typer.echo("too many findings: not everything was looked at", err=True)
     verdict = ("all is well", "leftovers, no damage", "DAMAGED")[report.exit_code]
     say(
-        f"{line(report.url)}: {verdict}; {report.n_records} records, commit {report.commit_seq} in epoch "
-        f"{report.epoch}, {report.n_objects} objects with {size_text(report.nbytes)} read in {report.seconds:.3g} s"
+        f"{line(report.url)}: {verdict}; {counted(report.n_records, 'record')}, commit {report.commit_seq} in epoch "
+        f"{report.epoch}, {counted(report.n_objects, 'object')} with {size_text(report.nbytes)} read in "
+        f"{report.seconds:.3g} s"
     )
 
 

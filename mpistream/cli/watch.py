@@ -12,18 +12,20 @@ import typer
 from rich.live import Live
 
 from mpistream.cli.terminal import app, console_of, failed, line, say, size_text
-from mpistream.errors import MPIStreamError
+from mpistream.errors import FormatError, MPIStreamError, counted
 from mpistream.watching import Sight, Watch
 
 __all__ = ["watch"]
 
-_DEAD, _LATE = 3, 4
+_DEAD, _LATE, _SHORT = 3, 4, 5
+_WAIT_POLL = 0.2
 _EXAMPLE = "Example: mpistream watch run.zarr --total 1000, or in a script: mpistream watch run.zarr --once --json"
 
 
 @app.command(
     help="Follow a run: records, rate, last t, time left, size, and whether its writer lives. Ends with the run: 0 "
-    "when it was closed, 3 when its writer died, 4 when --timeout passed without a commit.",
+    "when it was closed, 3 when its writer died or an exception ended it, 4 when --timeout passed without a commit, 5 "
+    "when it was closed with fewer records than are expected.",
     epilog=_EXAMPLE,
 )
 def watch(
@@ -33,7 +35,8 @@ def watch(
     timeout: Annotated[
         float | None, typer.Option(min=0.0, help="End after so many seconds without a commit.", show_default=False)
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end; 0 unless its writer died.")] = False,
+    wait: Annotated[float, typer.Option(min=0.0, help="Wait so many seconds for a store that is not there yet.")] = 0.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end; 0 for a run that goes on.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, at every change.")] = False,
 ) -> None:
     """Follow a run.
@@ -50,6 +53,8 @@ def watch(
         Seconds between two looks.
     timeout
         End after so many seconds without a commit.
+    wait
+        Seconds to wait for a store that is not there yet.
     once
         Look once and end.
     as_json
@@ -57,16 +62,16 @@ def watch(
 
     Notes
     -----
-    Exit code 0 when the run was closed, or with ``once`` when its writer did not die; 3 when it died, 4 after
-    ``timeout``, 1 and one line on stderr when there is no stream. On a terminal one line is kept up to date,
-    elsewhere a line is printed at every change.
+    Exit code 0 when the run was closed, or with ``once`` when it goes on; 3 when its writer died or an exception ended
+    it, 4 after ``timeout``, 5 when it was closed with fewer records than are expected, 1 and one line on stderr when
+    there is no stream. On a terminal one line is kept up to date, elsewhere a line is printed at every change.
     """
     try:
-        seen = Watch(url, n_total=total)
+        seen = _found(url, total, wait)
         if once:
             sight = seen.look()
             _print(sight, as_json=as_json)
-            raise typer.Exit(_DEAD if sight.state == "dead" else 0)
+            raise typer.Exit(_code(sight))
         if sys.stdout.isatty() and not as_json:
             with Live(console=console_of(), auto_refresh=False) as live:
                 code = _follow(seen, interval, timeout, lambda s: live.update(_text(s), refresh=True), is_live=True)
@@ -91,12 +96,40 @@ def _follow(
         if is_live or news != shown:
             show(sight)
             shown = news
-        if sight.state in ("closed", "dead"):
-            return _DEAD if sight.state == "dead" else 0
+        if sight.state in ("closed", "failed", "dead"):
+            return _code(sight)
         waited = time.monotonic() - began if sight.seconds_since_commit is None else sight.seconds_since_commit
         if timeout is not None and waited >= timeout:
             return _LATE
         time.sleep(interval)
+
+
+def _found(url: str, total: int | None, wait: float) -> Watch:
+    """Return the watch of a store once it is there."""
+    last = time.monotonic() + wait
+    is_said = False
+    while True:
+        try:
+            return Watch(url, n_total=total)
+        except FormatError as error:
+            if error.kind != "no_manifest":
+                raise
+            if not wait:
+                hint = "--wait SECONDS waits for a store that is yet to come"
+                raise FormatError(f"{error}; {hint}", kind=error.kind) from error
+            if not is_said:
+                typer.echo(f"waiting up to {wait:g} s for {line(url)}", err=True)
+                is_said = True
+            if (left := last - time.monotonic()) <= 0:
+                raise
+        time.sleep(min(left, _WAIT_POLL))
+
+
+def _code(sight: Sight) -> int:
+    if sight.state in ("failed", "dead"):
+        return _DEAD
+    is_short = sight.n_total is not None and sight.n_records < sight.n_total
+    return _SHORT if sight.state == "closed" and is_short else 0
 
 
 def _print(sight: Sight, *, as_json: bool) -> None:
@@ -105,8 +138,8 @@ def _print(sight: Sight, *, as_json: bool) -> None:
 
 def _text(sight: Sight) -> str:
     total = "" if sight.n_total is None else f" of {sight.n_total} ({sight.n_records / sight.n_total:.0%})"
-    word = "record" if sight.n_records == 1 and not total else "records"
-    parts = [f"{sight.state}: {sight.n_records}{total} {word}"]
+    records = f"{sight.n_records}{total} records" if total else counted(sight.n_records, "record")
+    parts = [f"{sight.state}: {records}"]
     if sight.last_t is not None:
         date = "" if sight.last_date is None else f" ({sight.last_date})"
         parts.append(f"t {sight.last_t!r} {line(sight.time_units)}{date}")

@@ -209,14 +209,14 @@ def without_manifest(path: Path) -> None:
 
 @pytest.mark.parametrize("make", [nothing, a_folder, a_file, without_manifest])
 def test_what_is_no_store_of_ours_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    """A path that does not exist, a folder, a file, half a store: FormatError with the path and what is missing."""
+    """A path that does not exist, a folder, a file, half a store: FormatError with the path and what lies there."""
     path = tmp_path / "run.zarr"
     make(path)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ms.FormatError, match=rf"^{path}: no {MANIFEST}") as caught:
+    with pytest.raises(ms.FormatError, match=str(path)) as caught:
         ms.open_reader(path)
     assert caught.value.kind == "no_manifest"
-    with pytest.raises(ms.ResumeError, match=rf"^{path} .*nothing to resume, use write_open"):
+    with pytest.raises(ms.ResumeError, match=rf"{path}.*nothing to resume, use write_open"):
         ms.write_resume(path)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -238,7 +238,7 @@ def test_a_foreign_group_has_no_records(tmp_path: Path) -> None:
             call()
         assert caught.value.kind == "no_manifest"
     assert repr(reader) == f"StoreReader({str(path)!r}, no stream)"
-    with pytest.raises(ms.FormatError, match=rf"^{path}: no {MANIFEST}"):
+    with pytest.raises(ms.FormatError, match=rf"^{path} is not a stream: .* others wrote, without {MANIFEST}"):
         ms.read_output_manifest(path)
     with pytest.raises(ms.ResumeError, match=rf"^{path} .*nothing to resume, use write_open"):
         ms.write_resume(path)

@@ -13,17 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tests.support.sim_crash import Crash, crashes
 from tests.support.sim_disk import SimDisk
-from tests.support.sim_job import (
-    Main,
-    State,
-    ViolationError,
-    check_tidy,
-    create_main,
-    resume_main,
-    run_job,
-    shown_lengths,
-    state_of,
-)
+from tests.support.sim_job import Main, State, ViolationError, run_job, state_of
+from tests.support.sim_kinds import Growing, Kind
 from tests.support.sim_ranks import System
 
 __all__ = ["Explorer"]
@@ -47,6 +38,8 @@ class Explorer:
         How often in a row a job crashes.
     keep
         Whether a state is crashed into again; by default all are.
+    kind
+        What the jobs do that resume.
     """
 
     def __init__(
@@ -57,15 +50,16 @@ class Explorer:
         is_each: bool = False,
         depth: int = 1,
         keep: Callable[[int], bool] = lambda n: True,
+        kind: Kind | None = None,
     ) -> None:
         self._system = system
+        self._kind = kind or Growing()
         self._sizes = sizes
         self._turn = itertools.cycle(sizes)
         self._is_each = is_each
         self._depth = depth
         self._keep = keep
         self._states: dict[object, State] = {}
-        self._n = 0
         self.counts: Counter[str] = Counter()
 
     def explore(
@@ -78,15 +72,15 @@ class Explorer:
         n, main
             Its ranks, and what each of them does.
         states
-            What is committed before it, and after each manifest of it.
+            What is committed before it, and after each manifest of it; it is looked at after the run.
         tree
             What lies on the disk before it.
         depth
             How often in a row jobs crash from here on.
         """
         depth = self._depth if depth is None else depth
-        disk, generation = SimDisk(*tree), self._next()
-        for process in run_job(self._system, disk, n, main, generation=generation):
+        disk = SimDisk(*tree)
+        for process in run_job(self._system, disk, n, main, generation=1 + self._depth - depth):
             if process.error is not None:
                 raise ViolationError(f"rank {process.who} of {n} failed: {process.error!r}") from process.error
         found = state_of(self._system, SimDisk(*disk.tree()))
@@ -102,21 +96,13 @@ class Explorer:
                 raise
         return disk.tree()
 
-    def _next(self) -> int:
-        self._n += 1
-        return self._n
-
     def _check(self, crash: Crash, states: Sequence[State], depth: int) -> None:
         key = frozenset(crash.files.items()), tuple(crash.folders), states[0]
         is_new = key not in self._states
         if is_new:
             self._states[key] = state = state_of(self._system, crash.disk())
             self.counts["states"] += 1
-            shown = shown_lengths(dict(crash.files))
-            # A resume that drops records says so first, and shortens what is shown then.
-            n_max = max(len(state or ()), len(states[0] or ()))
-            if any(n > n_max for n in shown):
-                raise ViolationError(f"documents show {shown} records, {n_max} are committed")
+            self._kind.check_shown(crash.files, state, states[: crash.n_manifests + 1])
         state = self._states[key]
         allowed = states[crash.told : max(crash.told, crash.n_manifests) + 1]
         if state not in allowed:
@@ -126,24 +112,23 @@ class Explorer:
                 self._recover(crash, state, size, depth)
 
     def _recover(self, crash: Crash, state: State, size: int, depth: int) -> None:
-        run = 1 + (state or (0,))[-1] if state else 1
         tree = crash.files, crash.folders
-        main = create_main(1) if state is None else resume_main(1, run)
-        after: list[State] = [None, (), (0,)] if state is None else [state, state, (*state, run)]
+        main, after = self._kind.again(state)
         if depth > 1 and self._keep(self.counts["states"]):
             self.counts["crashes of a resume"] += 1
             end = self.explore(size, main, after, tree, depth - 1)
         else:
             disk = SimDisk(*tree)
-            processes = run_job(self._system, disk, size, main, generation=self._next())
+            processes = run_job(self._system, disk, size, main, generation=2 + self._depth - depth)
             for process in processes:
                 if process.error is not None:
                     raise ViolationError(f"resumed on {size} ranks: {process.error!r}") from process.error
-            if state is not None and any(p.result != len(state) for p in processes):
+            n_found = None if state is None else sum(run is not None for run in state)
+            if n_found is not None and any(p.result != n_found for p in processes):
                 raise ViolationError(f"resumed on {size} ranks from {processes[0].result} records, not {state}")
             found = state_of(self._system, disk)
             if found != after[-1]:
                 raise ViolationError(f"resumed on {size} ranks and went on from {state}: {found}, not {after[-1]}")
             end = disk.tree()
         self.counts["resumes"] += 1
-        check_tidy(SimDisk(*end), after[-1] or ())
+        self._kind.check_tidy(SimDisk(*end), after[-1] or ())

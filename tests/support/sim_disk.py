@@ -18,8 +18,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from mpistream.local_store import LocalStore
+from mpistream.store import ReadableStore
 
-__all__ = ["ROOT", "Event", "Node", "ProcessStore", "SimDisk", "SimOS"]
+__all__ = ["ROOT", "Event", "LookStore", "Looks", "Node", "ProcessStore", "SimDisk", "SimOS"]
 
 ROOT = "store"
 _STAGE = f"{ROOT}/.mpistream/stage"
@@ -125,6 +126,15 @@ class SimDisk:
                     folders.append(path)
                     todo.append((path, node))
         return files, folders
+
+    def look(self, path: str) -> bytes | tuple[str, ...] | None:
+        """Return what lies at a path, a file's bytes or a folder's names; nobody's call, so nobody learns from it."""
+        node = self.root
+        for part in path.split("/"):
+            if node.names is None or part not in node.names:
+                return None
+            node = node.names[part]
+        return node.data if node.names is None else tuple(sorted(node.names))
 
     # Events
 
@@ -378,10 +388,11 @@ class SimOS:
     def __init__(self) -> None:
         self.disk = SimDisk()
         self.path = _Path(self)
+        # The flags of open are those of the system; every call is the disk's.
+        vars(self).update({name: flag for name, flag in vars(os).items() if name.startswith("O_")})
 
     def __getattr__(self, name: str) -> Any:
-        # The flags of open are those of the system; every call is the disk's.
-        return getattr(os, name) if name.startswith("O_") else getattr(self.disk, name)
+        return getattr(self.disk, name)
 
     def makedirs(self, path: str, *, exist_ok: bool) -> None:
         missing = [path]
@@ -414,3 +425,84 @@ class ProcessStore(LocalStore):
 
     def above(self) -> None:
         """Nothing: the store is alone on its disk."""
+
+
+class _Opened:
+    """A file that somebody looks into."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.nbytes = len(data)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return self._data[offset : offset + nbytes]
+
+    def read_into(self, offset: int, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(offset, view.nbytes)
+        view[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        """Nothing: it was read."""
+
+
+class LookStore:
+    """The store for somebody who only looks, with all that was looked at."""
+
+    url = "sim"
+
+    def __init__(self, disk: SimDisk) -> None:
+        self._disk = disk
+        self.seen: list[tuple[str, bytes | tuple[str, ...] | None]] = []
+
+    def _look(self, key: str) -> bytes | tuple[str, ...] | None:
+        path = f"{ROOT}/{key}" if key else ROOT
+        found = self._disk.look(path)
+        self.seen.append((path, found))
+        return found
+
+    def read(self, key: str) -> bytes | None:
+        found = self._look(key)
+        return found if isinstance(found, bytes) else None
+
+    def open(self, key: str) -> _Opened | None:
+        found = self.read(key)
+        return None if found is None else _Opened(found)
+
+    def list(self, prefix: str = "") -> list[str]:
+        found = self._look(prefix)
+        return list(found) if isinstance(found, tuple) else []
+
+
+_END = ""  # no path
+
+
+class Looks:
+    """What somebody found who read just these objects: whoever would read the same again finds the same.
+
+    As a tree of questions, what lies at a path, with a branch for each answer that was met.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[Any, Any] = {}
+
+    def find(self, disk: SimDisk, read: Callable[[ReadableStore], Any]) -> Any:
+        """Return what ``read`` finds on a disk; what it raises is not kept."""
+        node = self._first
+        while node:
+            path = node[_END]
+            if path == _END:
+                return node["found"]
+            answer = disk.look(path)
+            if answer not in node:
+                break
+            node = node[answer]
+        store = LookStore(disk)
+        found = read(store)
+        node = self._first
+        for path, answer in store.seen:
+            assert node.setdefault(_END, path) == path, "what is asked depends on more than the answers"
+            node = node.setdefault(answer, {})
+        node.update({_END: _END, "found": found})
+        return found

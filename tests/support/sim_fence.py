@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import mpistream as ms
 from tests.support.sim_disk import SimDisk
-from tests.support.sim_job import Main, State, ViolationError, add_job, check_tidy, resume_main, run_job, state_of
+from tests.support.sim_job import Main, State, ViolationError, add_job, run_job, state_of
+from tests.support.sim_kinds import Growing, Kind
 from tests.support.sim_ranks import Process, Sim, System
 
-__all__ = ["Duel"]
+__all__ = ["Duel", "Part"]
 
 _FIRST = 10  # number of the second job's rank 0
 _SHARED = ("rename", "unlink", "mkdir", "rmdir", "listdir")
@@ -24,6 +26,18 @@ def _is_shared(call: str, path: str) -> bool:
     """Whether another job can make this call end in another way, or notice it."""
     is_data = not path.startswith("store/.mpistream") or "/lease" in path
     return call in _SHARED or (call == "open" and not is_data)
+
+
+def _last_ack(disk: SimDisk, who: set[int]) -> int:
+    return max((e.value for e in disk.log if e.kind == "ack" and e.who in who), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one of two jobs changes: records that the other one leaves alone, and its states in their order."""
+
+    records: Sequence[int]
+    states: Sequence[State]
 
 
 class Duel:
@@ -37,9 +51,23 @@ class Duel:
         What lies there.
     state
         What is committed of it.
+    kind
+        What a job does that resumes in the end.
+    parts
+        Where times are fixed, what each of the two jobs changes.
     """
 
-    def __init__(self, system: System, tree: tuple[Mapping[str, bytes], Sequence[str]], state: State) -> None:
+    def __init__(
+        self,
+        system: System,
+        tree: tuple[Mapping[str, bytes], Sequence[str]],
+        state: State,
+        *,
+        kind: Kind | None = None,
+        parts: Sequence[Part] = (),
+    ) -> None:
+        self._kind = kind or Growing()
+        self._parts = parts
         self._system = system
         self._tree = tree
         self._state = state
@@ -124,14 +152,19 @@ class Duel:
             raise ViolationError(f"both jobs fail: {ends}")
         self.counts["fenced"] += sum(isinstance(error, ms.FencedError) for error in ends)
         files, folders = disk.tree()
-        key = frozenset(files.items()), tuple(folders), frozenset(disk.told)
+        acks = [_last_ack(disk, {p.who for p in job}) for job in jobs]
+        key = frozenset(files.items()), tuple(folders), frozenset(disk.told), tuple(acks)
         if key in self._ends:
             return
         self._ends.add(key)
         self.counts["ends"] += 1
         state = state_of(self._system, SimDisk(files, folders))
         before = self._state or ()
-        if state is None or state[: len(before)] != before:
+        if state is None:
+            raise ViolationError(f"of {before} there is no store in the end")
+        if self._parts:
+            self._check_parts(state, acks)
+        elif state[: len(before)] != before:
             raise ViolationError(f"of {before} there is {state} in the end")
         for record, run in disk.told:
             if record >= len(state) or state[record] != run:
@@ -139,7 +172,20 @@ class Duel:
                     f"record {record} of run {run} was acknowledged, in the end there is {state}: {ends}"
                 )
         again = SimDisk(files, folders)
-        processes = run_job(self._system, again, 1, resume_main(1, 7), generation=3)
-        if processes[0].error is not None or state_of(self._system, again) != (*state, 7):
+        main, after = self._kind.again(state)
+        processes = run_job(self._system, again, 1, main, generation=3)
+        if processes[0].error is not None or state_of(self._system, again) != after[-1]:
             raise ViolationError(f"the end can't be resumed: {processes[0].error!r}") from processes[0].error
-        check_tidy(again, (*state, 7))
+        self._kind.check_tidy(again, after[-1] or ())
+
+    def _check_parts(self, state: Sequence[int | None], acks: Sequence[int]) -> None:
+        """Check of each job's records that they are in the state it was told last, or in a later one of it."""
+        for part, told in zip(self._parts, acks, strict=True):
+            found = [state[r] for r in part.records]
+            allowed = [[s[r] for r in part.records] for s in part.states[told:] if s is not None]
+            if found not in allowed:
+                raise ViolationError(f"records {part.records} are {found} in the end, possible are {allowed}")
+        changed = {r for part in self._parts for r in part.records}
+        kept = {r: run for r, run in enumerate(self._state or ()) if r not in changed}
+        if any(state[r] != run for r, run in kept.items()):
+            raise ViolationError(f"of {kept}, which no job changes, there is {state} in the end")

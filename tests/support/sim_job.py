@@ -1,13 +1,15 @@
 """The jobs that a simulation runs, and the oracle: data is a closed form of record, index and run.
 
-A *state* is what is committed: the run that wrote each record, or None before there is a store. Jobs say what they
-were told (`SimDisk.ack`), by the number of the state in a list that the driver keeps.
+A *state* is what is committed: the run that wrote each record, None for one that is not (where times are fixed), or
+None before there is a store. Jobs say what they were told (`SimDisk.ack`), by the number of the state in a list that
+the driver keeps.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,28 +22,44 @@ from tests.support.sim_disk import ROOT, ProcessStore, SimDisk
 from tests.support.sim_ranks import Process, Sim, SimTransport, System
 
 __all__ = [
+    "ALIGNED",
+    "COORDINATE",
+    "NY",
+    "OFF_EDGES",
     "OPTIONS",
     "ROW",
+    "SCATTERED",
+    "STATIC",
+    "Layout",
+    "Main",
     "State",
     "ViolationError",
     "add_job",
+    "blob",
+    "cells_of",
     "check_left",
+    "check_no_stage",
     "check_tidy",
     "create_main",
+    "decoded",
     "make_schema",
     "resume_main",
     "run_job",
+    "series",
     "shown_lengths",
     "state_of",
+    "time_of",
+    "value",
+    "write",
+    "write_static",
 ]
 
 NY = 4
 ROW = 2
-_LOOK = 99  # the process that looks at what is there
 
 OPTIONS = ms.Options(threads=0, lease_ttl=100_000, timeout=30, writers="all")
 
-State = tuple[int, ...] | None
+State = tuple[int | None, ...] | None
 Main = Callable[[SimTransport, SimDisk], object]
 
 
@@ -69,38 +87,80 @@ def blob(rank: int, record: int, run: int) -> bytes:
     return f"{rank} {record} {run}".encode()
 
 
-def make_schema() -> ms.StreamSchema:
-    """Return a schema of four shards in space and rows of two records."""
+def make_schema(n_shards: int = NY, times: Sequence[float] | None = None) -> ms.StreamSchema:
+    """Return a schema of so many shards in space and rows of two records; with times they are fixed."""
     return ms.StreamSchema(
         dims={"time": None, "y": NY},
-        time=ms.AppendTime(units="s"),
+        time=ms.AppendTime(units="s") if times is None else ms.IndexedTime(times=list(times), units="s"),
         variables={"u": ms.Variable(("time", "y"), "int32"), "n": ms.Variable(("time",), "int32")},
         statics={"s": ms.Variable(("y",), "int32")},
         coords={"y": ms.Coordinate(("y",), COORDINATE)},
-        shard_shape={"time": ROW, "y": 1},
+        shard_shape={"time": ROW, "y": NY // n_shards},
         chunk_shape={"time": 1, "y": 1},
         codec="none",
     )
 
 
-_SCHEMA = make_schema()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What lies in one shard, and what each rank holds."""
+
+    n_shards: int
+    schema: ms.StreamSchema
+    region: Callable[[int, int], Any] = lambda rank, size: None
+    """From rank and size to what is given as ``region=``."""
+
+
+def _off_edges(rank: int, size: int) -> Any:
+    """One cell each, and the rest for the last one; what is left without a cell holds none."""
+    start = min(rank, NY)
+    return {"y": (start, NY if rank == size - 1 else min(rank + 1, NY))}
+
+
+def _scattered(rank: int, size: int) -> Any:
+    """Every cell after the next, from the back."""
+    return ms.Indices({"y": np.arange(NY)[rank::size][::-1]})
+
+
+ALIGNED = Layout(n_shards=NY, schema=make_schema())
+# Shards of two cells: the ranks must send each other what they hold of them.
+OFF_EDGES = Layout(n_shards=2, schema=make_schema(2), region=_off_edges)
+SCATTERED = Layout(n_shards=2, schema=make_schema(2), region=_scattered)
+
+
+def cells_of(w: ms.StreamWriter) -> Any:
+    """Return which cells this rank holds, as an index of the whole."""
+    return slice(*w.region["y"]) if w.indices is None else w.indices["y"]
 
 
 def write(w: ms.StreamWriter, rank: int, record: int, run: int) -> None:
-    """Write one record, on the last rank with a blob."""
-    w.write_record(time_of(record), {"u": value(record, run)[slice(*w.region["y"])], "n": series(record, run)})
+    """Write one record, on the last rank with a blob; then the block is the caller's again."""
+    block = value(record, run)[cells_of(w)]
+    arrays = {"u": block, "n": series(record, run)}
+    if w.schema.n_total is None:
+        w.write_record(time_of(record), arrays)
+    else:
+        w.write_record_at(record, time_of(record), arrays)
+    block[...] = -1
     if rank == w._channel.size - 1:
         w.write_blob("b", blob(rank, record, run), record)
 
 
-def create_main(n_records: int) -> Main:
+def write_static(w: ms.StreamWriter) -> None:
+    """Write the static, unless it is committed."""
+    if not w.is_committed("s"):
+        w.write_static("s", STATIC[cells_of(w)])
+
+
+def create_main(n_records: int, layout: Layout = ALIGNED) -> Main:
     """Return a job that makes a store, commits so many records one by one, and acknowledges states 1, 2, ..."""
 
     def main(comm: SimTransport, disk: SimDisk) -> ms.StreamWriter:
         store: Any = ProcessStore(comm.who)
-        w = ms.write_open(store, _SCHEMA, comm=comm, takeover=True, options=OPTIONS)
+        region = layout.region(comm.rank, comm.size)
+        w = ms.write_open(store, layout.schema, comm=comm, region=region, takeover=True, options=OPTIONS)
         disk.ack(comm.who, 1)
-        w.write_static("s", STATIC[slice(*w.region["y"])])
+        write_static(w)
         for i in range(n_records):
             write(w, comm.rank, i, 0)
             w.commit()
@@ -112,7 +172,9 @@ def create_main(n_records: int) -> Main:
     return main
 
 
-def resume_main(n_more: int, run: int, *, at: float | None = None, is_alone: bool = True) -> Main:
+def resume_main(
+    n_more: int, run: int, *, at: float | None = None, is_alone: bool = True, layout: Layout = ALIGNED
+) -> Main:
     """Return a job that resumes, acknowledges state 1, and goes on with records of this run.
 
     If it is alone on its store, nothing may be left over when the resume returns.
@@ -120,13 +182,14 @@ def resume_main(n_more: int, run: int, *, at: float | None = None, is_alone: boo
 
     def main(comm: SimTransport, disk: SimDisk) -> int:
         store: Any = ProcessStore(comm.who)
-        w = ms.write_resume(store, comm=comm, at=at, takeover=True, options=OPTIONS)
+        region = layout.region(comm.rank, comm.size)
+        w = ms.write_resume(store, comm=comm, region=region, at=at, takeover=True, options=OPTIONS)
         disk.ack(comm.who, 1)
         n = w.n_records
         if is_alone and comm.rank == 0:
-            check_left(disk, n, has_static=w.is_committed("s"), n_packs=w.reader.manifest.n_packs)
-        if not w.is_committed("s"):
-            w.write_static("s", STATIC[slice(*w.region["y"])])
+            manifest = w.reader.manifest
+            check_left(disk, n, has_static=w.is_committed("s"), n_packs=manifest.n_packs, n_shards=layout.n_shards)
+        write_static(w)
         for i in range(n_more):
             write(w, comm.rank, n + i, run)
             w.commit()
@@ -155,7 +218,8 @@ def run_job(system: System, disk: SimDisk, n: int, main: Main, *, generation: in
     return processes
 
 
-def _decoded(found: NDArray[Any], record: int) -> int:
+def decoded(found: NDArray[Any], record: int) -> int:
+    """Return the run that wrote a record, once it is compared."""
     run = int(found[0] - value(record, 0)[0]) // 1000
     if not np.array_equal(found, value(record, run)) or found.dtype != np.int32:
         raise ViolationError(f"record {record} is damaged: {found.tolist()}")
@@ -171,7 +235,11 @@ def state_of(system: System, disk: SimDisk) -> State:
         When anything that is committed is wrong, or a plain reader sees more than that.
     """
     system.disk = disk
-    store: Any = ProcessStore(_LOOK)
+    found: State = system.looks.find(disk, _state)
+    return found
+
+
+def _state(store: Any) -> State:
     try:
         reader = ms.open_reader(store)
     except FormatError as error:
@@ -179,15 +247,8 @@ def state_of(system: System, disk: SimDisk) -> State:
             return None
         raise ViolationError(f"the manifest is damaged: {error}") from error
     try:
-        runs = []
-        for i in range(reader.n_records):
-            run = _decoded(reader.read_record("u", i), i)
-            if int(reader.read_record("n", i)) != series(i, run):
-                raise ViolationError(f"record {i} is of run {run}, its series is not")
-            runs.append(run)
-            names = [b for b in reader.blobs() if b[1] == i]
-            if len(names) != 1 or reader.read_blob("b", i, names[0][0]) != blob(names[0][0], i, run):
-                raise ViolationError(f"record {i} of run {run} has the blobs {names}")
+        is_there = dict.fromkeys((r for a, b in reader.committed for r in range(a, b)), True)
+        runs = [_run_of(reader, i) if i in is_there else None for i in range(reader.n_records)]
         if reader.times.tolist() != [time_of(i) for i in range(reader.n_records)]:
             raise ViolationError(f"times are {reader.times}")
         for name in reader.manifest.statics:
@@ -200,7 +261,18 @@ def state_of(system: System, disk: SimDisk) -> State:
     return tuple(runs)
 
 
-def shown_lengths(files: dict[str, bytes]) -> set[int]:
+def _run_of(reader: ms.StoreReader, i: int) -> int:
+    """Return the run of a record, all of which is read."""
+    run = decoded(reader.read_record("u", i), i)
+    if int(reader.read_record("n", i)) != series(i, run):
+        raise ViolationError(f"record {i} is of run {run}, its series is not")
+    names = [b for b in reader.blobs() if b[1] == i]
+    if len(names) != 1 or reader.read_blob("b", i, names[0][0]) != blob(names[0][0], i, run):
+        raise ViolationError(f"record {i} of run {run} has the blobs {names}")
+    return run
+
+
+def shown_lengths(files: Mapping[str, bytes]) -> set[int]:
     """Return how many records the Zarr documents show; a damaged document is a violation."""
     found = set()
     for path, data in files.items():
@@ -217,30 +289,36 @@ def shown_lengths(files: dict[str, bytes]) -> set[int]:
     return found
 
 
-def _expected(n_records: int, has_static: bool) -> set[str]:
+def _expected(n_records: int, has_static: bool, n_shards: int) -> set[str]:
     """Return the paths of all objects of a store in which nothing is left over, without ``.mpistream``."""
     keys = {"zarr.json", "y/c/0", *(f"{name}/zarr.json" for name in ("time", "u", "n", "s", "y"))}
     keys |= {f"{name}/c/0" for name in ("time", "n") if n_records}
-    keys |= {f"u/c/{row}/{y}" for row in range(-(-n_records // ROW)) for y in range(NY)}
-    keys |= {f"s/c/{y}" for y in range(NY) if has_static}
+    keys |= {f"u/c/{row}/{y}" for row in range(-(-n_records // ROW)) for y in range(n_shards)}
+    keys |= {f"s/c/{y}" for y in range(n_shards) if has_static}
     return {f"{ROOT}/{key}" for key in keys}
 
 
-def check_left(disk: SimDisk, n_records: int, *, has_static: bool, n_packs: int | None) -> None:
+def check_left(disk: SimDisk, n_records: int, *, has_static: bool, n_packs: int | None, n_shards: int = NY) -> None:
     """Assert that nothing is left over of what was never committed."""
     files, _ = disk.tree()
-    left = {p for p in files if not p.startswith(f"{ROOT}/.mpistream/")} ^ _expected(n_records, has_static)
+    left = {p for p in files if not p.startswith(f"{ROOT}/.mpistream/")} ^ _expected(n_records, has_static, n_shards)
     packs = [p for p in files if p.startswith(f"{ROOT}/.mpistream/blobs/")]
     if left or n_packs not in (None, len(packs)):
         raise ViolationError(f"left over: {sorted(left)}, {len(packs)} packs of blobs, {n_packs} are committed")
 
 
-def check_tidy(disk: SimDisk, state: Sequence[int]) -> None:
+def check_tidy(disk: SimDisk, state: Sequence[int | None], n_shards: int = NY) -> None:
     """Assert of a closed store that nothing is left over, and that documents show what is committed."""
-    files, folders = disk.tree()
+    files, _ = disk.tree()
     if shown_lengths(files) != {len(state)}:
         raise ViolationError(f"documents show {shown_lengths(files)} records, {len(state)} are committed")
     # Packs of records that were dropped stay, which the manifest counts.
-    check_left(disk, len(state), has_static=True, n_packs=None)
+    check_left(disk, len(state), has_static=True, n_packs=None, n_shards=n_shards)
+    check_no_stage(disk)
+
+
+def check_no_stage(disk: SimDisk) -> None:
+    """Assert that no stage folder is left."""
+    _, folders = disk.tree()
     if stage := [p for p in folders if p.startswith(f"{ROOT}/.mpistream/stage/")]:
         raise ViolationError(f"left over: {stage}")

@@ -5,7 +5,6 @@ A mutant replaces a function of the project, or one of its calls of the store, f
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from mpistream import carrying, commit, committing, local_store, opening, resuming
+from mpistream import carrying, commit, committing, local_store, mover, opening, owner, publishing, ranges, resuming
 from mpistream.agreement import Channel
 from mpistream.errors import CommitError, FencedError, StoreError
 from mpistream.fence import highest_epoch
@@ -21,13 +20,18 @@ from mpistream.local_store import LocalStore
 from mpistream.manifest import EPOCHS_FOLDER, MANIFEST_KEY
 from mpistream.opening import put_manifest
 from mpistream.owner import Owner
+from mpistream.parallel import StreamWriter
+from mpistream.pipeline import Line, Member
 from mpistream.rank_writer import RankWriter
 from mpistream.recovery import set_aside_dropped
 from mpistream.resuming import read_manifest
 from mpistream.rows import ShardRows
+from mpistream.staged import StagedObject
 from mpistream.staging import Stager
+from mpistream.stats import WriterStats
 from mpistream.token import CommitReceipt, CommitToken
 from tests.support import sim_scenarios
+from tests.support.sim_ranks import here
 
 __all__ = ["MUTANTS", "Mutant", "mutated"]
 
@@ -86,8 +90,8 @@ def _stage_unsynced(is_meant: Callable[[bytes], bool]) -> Sequence[tuple[Any, st
 def _folders_unsynced(is_meant: Callable[[str], bool]) -> Sequence[tuple[Any, str, Any]]:
     sync = LocalStore.sync_folders
 
-    def unsynced(self: LocalStore, keys: Any) -> None:
-        sync(self, [k for k in keys if not is_meant(k)])
+    def unsynced(self: LocalStore, keys: Any, known: Any = None) -> None:
+        sync(self, [k for k in keys if not is_meant(k)], known)
 
     return [(LocalStore, "sync_folders", unsynced)]
 
@@ -141,16 +145,29 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 def _() -> Sequence[tuple[Any, str, Any]]:
     sync = LocalStore.sync_folders
 
-    def unsynced(self: LocalStore, keys: Any) -> None:
+    def unsynced(self: LocalStore, keys: Any, known: Any = None) -> None:
         if keys != ["zarr.json"]:
-            sync(self, keys)
+            sync(self, keys, known)
 
     return [(LocalStore, "sync_folders", unsynced)]
 
 
 @_mutant("only the innermost folder is synced", "crash")
 def _() -> Sequence[tuple[Any, str, Any]]:
-    return [(local_store, "_folders_of", lambda keys: sorted({k.rpartition("/")[0] for k in keys}))]
+    return [(local_store, "_folders_of", lambda keys, known: sorted({k.rpartition("/")[0] for k in keys}))]
+
+
+@_mutant("a folder counts as durable when the one above it was durable before", "rows")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    find = local_store._folders_of
+
+    def known_too_soon(keys: Any, known: Any) -> set[str]:
+        above = {folder.rpartition("/")[0] for folder in known} | set(known)
+        return set(
+            find(keys, {folder for key in keys if (folder := key.rpartition("/")[0]).rpartition("/")[0] in above})
+        )
+
+    return [(local_store, "_folders_of", known_too_soon)]
 
 
 @_mutant("folders are synced before what is renamed into them", "crash")
@@ -223,16 +240,17 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 
 @_mutant("a rank that has sent its token takes that for the commit", "crash")
 def _() -> Sequence[tuple[Any, str, Any]]:
-    gather = Channel.gather
-    sent: dict[int, bytes] = {}
+    exchange = Channel.exchange
+    sent: dict[int, Any] = {}
 
-    def noted(self: Channel, data: bytes) -> Any:
-        sent[id(self)] = data
-        return gather(self, data)
+    def noted(self: Channel, operation: str, *, payload: Any = None, **more: Any) -> Any:
+        if operation == "commit":
+            sent[id(self)] = payload
+        return exchange(self, operation, payload=payload, **more)
 
     def believed(self: Channel) -> Any:
         self._n += 1
-        token = CommitToken.from_text(json.loads(sent[id(self)])[0])
+        token = CommitToken.from_text(sent[id(self)][0]["token"])
         receipt = CommitReceipt(
             commit_seq=token.base_seq + 1,
             epoch=token.epoch,
@@ -244,9 +262,9 @@ def _() -> Sequence[tuple[Any, str, Any]]:
             n_objects=0,
             nbytes=0,
         )
-        return {"receipts": [receipt.to_json()], "error": None}
+        return {"receipts": [receipt.to_json()], "records": [token.records], "error": None}
 
-    return [(Channel, "gather", noted), (Channel, "await_announcement", believed)]
+    return [(Channel, "exchange", noted), (Channel, "await_announcement", believed)]
 
 
 @_mutant("a resume moves what it drops before its manifest", "drop")
@@ -499,3 +517,159 @@ def _() -> Sequence[tuple[Any, str, Any]]:
             raise CommitError(str(error), kind="io", rank=0, errno=error.errno) from error
 
     return [(Owner, "_place_manifest", sure)]
+
+
+# Commits that do not wait
+
+
+@_mutant("a commit takes a record whose sync is still under way on one rank", "pipelined")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    stage = LocalStore.stage
+
+    def later(self: LocalStore, key: str, pieces: Sequence[Any], *, sync: bool) -> int:
+        process = here()
+        pool = None if process is None or process.who != 1 else process.pool
+        if pool is None or not pool.is_working:
+            return stage(self, key, pieces, sync=sync)
+        nbytes = stage(self, key, pieces, sync=False)
+        fd = system.open(self._path(key), system.O_RDONLY)
+
+        def sync_it(_: Any) -> None:
+            system.fsync(fd)
+            system.close(fd)
+
+        pool.add(Line(Member(1, 1, WriterStats())), sync_it)
+        return nbytes
+
+    return [(LocalStore, "stage", later)]
+
+
+@_mutant("a commit that does not wait takes what rank 0 has", "pipelined")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    return [(committing, "overlap", lambda ours, theirs: ours)]
+
+
+@_mutant("records behind one that is on its way are ready", "pipelined")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    ready = RankWriter.ready
+
+    def eager(self: RankWriter) -> Any:
+        _, statics = ready(self)
+        return self.records_to_commit(partial_rows=False), statics
+
+    return [(RankWriter, "ready", eager)]
+
+
+@_mutant("a record that one rank still stages is not waited for by close", "pipelined")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    commit_ = StreamWriter.commit
+
+    def hasty(self: StreamWriter, tokens: Any = None, *, partial_rows: bool = True, wait: bool = False) -> Any:
+        return commit_(self, tokens, partial_rows=partial_rows, wait=wait)
+
+    return [(StreamWriter, "commit", hasty)]
+
+
+@_mutant("a static that one rank still stages is committed", "pipelined")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    agree = committing._Commit._agree
+
+    def eager(self: Any, i: int, votes: Any) -> Any:
+        every = sorted({name for vote in votes for name in vote["statics"]})
+        agreed = agree(self, i, votes)
+        return agreed if agreed is None and not every else {"records": (), **(agreed or {}), "statics": every}
+
+    return [(committing._Commit, "_agree", eager)]
+
+
+# Pieces that move
+
+
+@_mutant("a record is taken before its pieces have come", "moving")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    move = mover.Mover.move
+
+    def early(self: Any, load: Any) -> Any:
+        blocks = {name: [block.copy() for block in of] for name, of in load.blocks.items()}
+        move(self, load)
+        return blocks
+
+    return [(mover.Mover, "move", early)]
+
+
+@_mutant("pieces move before all ranks have agreed", "refused")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    return [(StreamWriter, "_agreed", lambda self, call, names, make, digest: make())]
+
+
+@_mutant("what a rank holds of another's shard stays where it is", "moving")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    return [(Channel, "swap", lambda self, sends, receives: None)]
+
+
+# Records that are written again
+
+
+@_mutant("a rewritten record is placed before the manifest withdrew it", "fixed")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    commit_ = Owner.commit
+
+    def late(self: Owner, prepared: Any) -> None:
+        if sum(b - a for a, b in prepared.manifest.committed) >= sum(b - a for a, b in self.manifest.committed):
+            commit_(self, prepared)
+        else:  # the next one says it, too
+            self.discard(prepared)
+            self.manifest, self._is_published = prepared.manifest, False
+
+    return [(Owner, "commit", late)]
+
+
+@_mutant("the array committed names a record while it is written again", "fixed")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    publish = Owner._publish_committed
+
+    def growing(self: Owner) -> None:
+        if not ranges.difference(self._published, self.manifest.committed):
+            publish(self)
+
+    return [(Owner, "_publish_committed", growing)]
+
+
+@_mutant("the array committed is withdrawn but not synced", "fixed")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    put = publishing.put_committed
+    return [(owner, "put_committed", lambda *args, sync: put(*args, sync=False))]
+
+
+@_mutant("a resume leaves the array committed as it is", "fixed")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    return [(resuming, "put_committed", lambda *args, sync: None)]
+
+
+@_mutant("a row is begun anew for a record of it that is written again", "fixed")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    read = ShardRows._read_row
+
+    def anew(self: ShardRows, row: int) -> Any:
+        committed, self._committed = self._committed, ()
+        try:
+            return read(self, row)
+        finally:
+            self._committed = committed
+
+    return [(ShardRows, "_read_row", anew)]
+
+
+@_mutant("blobs of a record that was invalidated stay", "fixed")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    return [(commit, "raise_floors", lambda floors, records, commit_seq: floors)]
+
+
+@_mutant("the series of a record that is written again is not placed", "fixed")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    place = Stager.place
+
+    def partly(self: Stager, items: Sequence[StagedObject], *, sync: bool) -> None:
+        place(self, [i for i in items if i.name != "n" or self._store.read(i.key) is None], sync=sync)
+
+    return [(Stager, "place", partly)]

@@ -7,25 +7,33 @@ the disk, or ends. There is no clock: whoever waits is told that its time is ove
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
 
-import numpy as np
 from numpy.typing import NDArray
 
-from mpistream import agreement, creating, lease, local_store, parallel, resuming, session
+from mpistream import agreement, creating, lease, local_store, owner, parallel, resuming, session
 from mpistream.comm import SwapTimeoutError
 from mpistream.manifest import Manifest
+from mpistream.pipeline import pool_of
 from mpistream.zarr3.metadata import make_documents
-from tests.support.sim_disk import Clock, SimDisk, SimOS
+from tests.support.sim_disk import Clock, Looks, SimDisk, SimOS
 
-__all__ = ["Process", "Sim", "SimTransport", "Stopped", "System", "simulated"]
+__all__ = ["Process", "Sim", "SimTransport", "Stopped", "System", "here", "simulated"]
+
+
+def _taken() -> threading.Lock:
+    """Return a lock that is held: whoever takes it waits until somebody gives it."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 class Stopped(BaseException):
@@ -45,11 +53,13 @@ class Process:
         self.ready: Callable[[], bool] | None = None
         """What it waits for, None: nothing."""
         self.n_mail = 0
+        self.pool: Any = None
+        """What works for it in the background; None: threads, if the options say so."""
         self.freeze_at: int | None = None
         """Before which of its calls of the disk it is frozen."""
         self._sim = sim
         self._main = main
-        self._baton = threading.Semaphore(0)
+        self._baton = _taken()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -108,12 +118,17 @@ class _Here(threading.local):
 _here = _Here()
 
 
+def here() -> Process | None:
+    """Return the process that runs, None outside a simulation."""
+    return _here.process
+
+
 class Sim:
     """The processes over one disk."""
 
     def __init__(self, disk: SimDisk) -> None:
         self.disk = disk
-        self.back = threading.Semaphore(0)
+        self.back = _taken()
         self.processes: list[Process] = []
         disk.watch = self._watch
 
@@ -163,7 +178,7 @@ class SimTransport:
         self.communicator = (id(sim), self.who)
         self.is_free = False
         self._sim = sim
-        self._world = world
+        self.world = world
         self._mail: defaultdict[int, deque[tuple[int, bytes, Clock]]] = defaultdict(deque)
         self._gathered: deque[tuple[bytes, Clock]] = deque()
         self._arrays: defaultdict[tuple[int, int], deque[tuple[NDArray[Any], Clock]]] = defaultdict(deque)
@@ -171,7 +186,7 @@ class SimTransport:
 
     @property
     def size(self) -> int:
-        return len(self._world)
+        return len(self.world)
 
     def _clock(self) -> Clock:
         return dict(self._sim.disk.clock(self.who))
@@ -181,8 +196,8 @@ class SimTransport:
 
     def send(self, dest: int, tag: int, data: bytes) -> None:
         assert not self.is_free
-        self._world[dest]._mail[tag].append((self.rank, bytes(data), self._clock()))
-        self._world[dest]._woken()
+        self.world[dest]._mail[tag].append((self.rank, bytes(data), self._clock()))
+        self.world[dest]._woken()
 
     def poll(self, tag: int) -> tuple[int, bytes] | None:
         assert not self.is_free
@@ -199,9 +214,9 @@ class SimTransport:
             return None
         process = _here.process
         assert process is not None
-        if not process.wait(lambda: all(t._gathered for t in self._world)):
+        if not process.wait(lambda: all(t._gathered for t in self.world)):
             raise TimeoutError
-        found = [t._gathered.popleft() for t in self._world]
+        found = [t._gathered.popleft() for t in self.world]
         for _, clock in found:
             self._sim.disk.learn(self.who, clock)
         return [data for data, _ in found]
@@ -209,8 +224,10 @@ class SimTransport:
     def swap(self, sends: Any, receives: Any, timeout: float, tag: int, look: Callable[[], None]) -> None:
         process = _here.process
         assert process is not None
-        for peer, array in sends:
-            self._world[peer]._arrays[self.rank, tag].append((np.array(array), self._clock()))
+        boxes = [(peer, self.world[peer]._arrays[self.rank, tag]) for peer, _ in sends]
+        for (_, box), (_, array) in zip(boxes, sends, strict=True):
+            # As by MPI_Isend of a large array: it is read when the other rank takes it.
+            box.append((array, self._clock()))
         for peer, array in receives:
             box = self._arrays[peer, tag]
             if not process.wait(partial(bool, box)):
@@ -218,6 +235,9 @@ class SimTransport:
             found, clock = box.popleft()
             array[...] = found
             self._sim.disk.learn(self.who, clock)
+        for peer, box in boxes:
+            if not process.wait(partial(operator.not_, box)):
+                raise SwapTimeoutError([peer])
 
     def has_ranks_of(self, other: Any) -> bool:
         return other is self
@@ -247,6 +267,7 @@ class System(SimOS):
 
     def __init__(self) -> None:
         super().__init__()
+        self.looks = Looks()
         self.restart(SimDisk(), 0)
 
     def restart(self, disk: SimDisk, generation: int) -> None:
@@ -258,6 +279,11 @@ class System(SimOS):
         return next(self._random).to_bytes(n, "big")
 
 
+def _pool_of(communicator: Hashable) -> Any:
+    process = _here.process
+    return pool_of(communicator) if process is None or process.pool is None else process.pool
+
+
 def _nothing(*_: object) -> None:
     """Do nothing."""
 
@@ -265,6 +291,11 @@ def _nothing(*_: object) -> None:
 def _one_by_one(calls: Sequence[Any], _: int) -> None:
     """In the place of `mpistream.together.run_together`: in an order that is the same in every run."""
     for call in sorted(calls, key=lambda c: c.args):
+        call()
+
+
+def _in_order(calls: Sequence[Any], _: int) -> None:
+    for call in calls:
         call()
 
 
@@ -297,8 +328,10 @@ def simulated() -> Iterator[System]:
         mock.patch.object(local_store, "os", system),
         mock.patch.object(local_store, "shutil", system),
         mock.patch.object(local_store, "run_together", _one_by_one),
+        mock.patch.object(owner, "run_together", _in_order),
         mock.patch.object(agreement, "waiting", _waiting),
         mock.patch.object(session, "connect", connect),
+        mock.patch.object(session, "pool_of", _pool_of),
         mock.patch.object(parallel.StreamWriter, "_log_open", _nothing),
         mock.patch.object(parallel, "_say", _nothing),
         mock.patch.object(resuming, "make_documents", documents_of),

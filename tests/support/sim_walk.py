@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
+import mpistream as ms
 from tests.support.sim_crash import Crash, crashes_after
-from tests.support.sim_disk import SimDisk
+from tests.support.sim_disk import LookStore, SimDisk
 from tests.support.sim_job import (
+    ALIGNED,
+    OFF_EDGES,
+    SCATTERED,
+    Layout,
     Main,
     State,
     ViolationError,
@@ -17,9 +24,10 @@ from tests.support.sim_job import (
     state_of,
     time_of,
 )
+from tests.support.sim_kinds import N_TIMES, Growing, Indexed, Kind, Pipelined, Step
 from tests.support.sim_ranks import System
 
-__all__ = ["resume_at_four_points", "walk"]
+__all__ = ["resume_at_four_points", "walk", "walk_apart"]
 
 
 def _run(system: System, disk: SimDisk, n: int, main: Main, generation: int) -> None:
@@ -28,7 +36,7 @@ def _run(system: System, disk: SimDisk, n: int, main: Main, generation: int) -> 
             raise ViolationError(f"rank {process.who} of {n} failed: {process.error!r}") from process.error
 
 
-def _checked(system: System, crash: Crash, states: list[State]) -> State:
+def _checked(system: System, crash: Crash, states: Sequence[State]) -> State:
     state = state_of(system, crash.disk())
     allowed = states[crash.told : max(crash.told, crash.n_manifests) + 1]
     if state not in allowed:
@@ -98,3 +106,96 @@ def walk(system: System, seed: int, max_ranks: int = 6, max_jobs: int = 4) -> in
             raise
         tree = dict(crash.files), list(crash.folders)
     raise AssertionError
+
+
+# Layouts of the same shards: a job may hold other cells than the one before it.
+_LAYOUTS: tuple[tuple[Layout, ...], ...] = ((ALIGNED,), (OFF_EDGES, SCATTERED))
+_MAX_RANKS = 4
+
+
+def walk_apart(system: System, seed: int, max_jobs: int = 4) -> int:
+    """Walk as `walk` does, over stores whose commits do not wait, whose pieces move, or whose times are fixed."""
+    rng = random.Random(seed)
+    layouts = rng.choice([None, *_LAYOUTS])
+    state: State = None
+    history: list[State] = []
+    tree: tuple[dict[str, bytes], list[str]] = ({}, [])
+    n_jobs = rng.randint(1, max_jobs)
+    for job in range(n_jobs + 1):
+        n = rng.randint(1, _MAX_RANKS)
+        disk = SimDisk(*tree)
+        if layouts is None:
+            kind, main, states = _fixed(rng, state, job, has_static=state is not None and _has_static(disk))
+        else:
+            kind, main, states = _growing(rng, layouts, state, job)
+        try:
+            _run(system, disk, n, main, job)
+            if state_of(system, SimDisk(*disk.tree())) != states[-1]:
+                raise ViolationError(f"in the end there is not {states[-1]}")
+            if job == n_jobs:
+                kind.check_tidy(disk, states[-1] or ())
+                return job + 1
+            crash = rng.choice(list(crashes_after(SimDisk(*tree), disk.log, rng.randint(0, len(disk.log)))))
+            state = _checked(system, crash, states)
+            # A crash before the array 'committed' is in step may come in several jobs in a row.
+            kind.check_shown(crash.files, state, [*states[: crash.n_manifests + 1], *history])
+            history += states
+        except ViolationError as error:
+            error.add_note(f"seed {seed}, job {job} on {n} ranks, its states: {states}")
+            raise
+        tree = dict(crash.files), list(crash.folders)
+    raise AssertionError
+
+
+def _growing(
+    rng: random.Random, layouts: Sequence[Layout], state: State, job: int
+) -> tuple[Kind, Main, Sequence[State]]:
+    layout, n_more = rng.choice(layouts), rng.randint(1, 4)
+    if rng.random() < 0.6:
+        # From no job at all to all of them, from either end.
+        pace = [[rng.choice([0, 0, 1, 2, 3, -1, -2, 99]) for _ in range(n_more)] for _ in range(_MAX_RANKS)]
+        lazy = Pipelined(pace, layout)
+        return lazy, *(lazy.create(n_more) if state is None else lazy.resume(state, n_more, job))
+    kind = Growing(layout)
+    if state is None:
+        return kind, create_main(n_more, layout), [None, *((0,) * i for i in range(n_more + 1))]
+    n_kept = rng.randint(0, len(state)) if rng.random() < 0.3 else len(state)
+    at = None if n_kept == len(state) else time_of(n_kept - 1) if n_kept else -1.0
+    main = resume_main(n_more, job, at=at, is_alone=at is None, layout=layout)
+    return kind, main, [state, *((*state[:n_kept], *(job,) * i) for i in range(n_more + 1))]
+
+
+def _has_static(disk: SimDisk) -> bool:
+    """Whether the static is committed: where all records were invalidated the state does not tell."""
+    store: Any = LookStore(disk)
+    return "s" in ms.open_reader(store).manifest.statics
+
+
+def _fixed(rng: random.Random, state: State, job: int, *, has_static: bool) -> tuple[Kind, Main, Sequence[State]]:
+    kind = Indexed()
+    n_kept = N_TIMES if state is None or rng.random() < 0.8 else rng.randint(0, N_TIMES - 1)
+    there = {i for i, run in enumerate(state or ()) if run is not None and i < n_kept}
+    pending: set[int] = set()
+    script: list[Step] = []
+    for _ in range(rng.randint(2, 6)):
+        free = sorted(set(range(N_TIMES)) - there - pending)
+        what = rng.choice(["write", "write", "commit", "take", "invalidate"])
+        if what == "write" and free:
+            records = rng.sample(free, rng.randint(1, len(free)))
+            pending |= set(records)
+            script.append((what, tuple(records)))
+        elif what == "invalidate" and there:
+            records = rng.sample(sorted(there), rng.randint(1, len(there)))
+            there -= set(records)
+            script.append((what, tuple(records)))
+        elif what == "commit":
+            there, pending = there | pending, set()
+            script.append((what, ()))
+        elif what == "take":
+            # What it takes is full rows, which `Indexed.states` knows; here nothing is done with those any more.
+            script.append((what, ()))
+            script.append(("commit", ()))
+            there, pending = there | pending, set()
+    if state is None:
+        return kind, *kind.create(script)
+    return kind, *kind.resume(state, script, 10 * job, n_kept, has_static=has_static)

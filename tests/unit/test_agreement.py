@@ -171,6 +171,24 @@ def test_calls_that_differ_are_a_protocol_error_on_every_rank(odd: int, what: st
     assert ("rollback" if what == "operation" else "arguments") in text
 
 
+def test_what_ranks_called_with_is_named() -> None:
+    """By both ranks' own words, where they are words and no digest."""
+
+    def rank(channel: Channel) -> str:
+        return str(_error(lambda: channel.exchange("write_record", digest=f"record 3 at t = {channel.rank / 4}")))
+
+    for text in _channels(2, rank):
+        assert text == (
+            "rank 1 called write_record with record 3 at t = 0.25, rank 0 with record 3 at t = 0.0; every rank must "
+            "make the same calls with the same arguments"
+        )
+
+    def hashed(channel: Channel) -> str:
+        return str(_error(lambda: channel.exchange("save", digest=f"{channel.rank}" * 64)))
+
+    assert all("rank 1 called save with other arguments, rank 0 save;" in text for text in _channels(2, hashed))
+
+
 def test_channel_goes_on_after_a_mismatch() -> None:
     """After calls that did not match, or a failure, the next agreement is as good as any."""
 

@@ -97,7 +97,7 @@ def test_it_prints_a_table_and_leaves_the_folder_empty(tmp_path: Path) -> None:
     assert (done.exit_code, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith(f"{tmp_path}: 1 rank on ")
-    assert lines[0].endswith("4 MiB a rank and record, 1 records a turn, 1 round, durability fsync")
+    assert lines[0].endswith("4 MiB a rank and record, 1 record a turn, 1 round, durability fsync")
     assert [line.split()[0] for line in lines[2:6]] == ["Profiles", "codec", "fast", "none"]
     chunks = [line.split()[1:3] for line in lines if line.startswith(("fast", "none"))][2:]
     assert chunks == [["256", "KiB"], ["1", "MiB"], ["4", "MiB"]]

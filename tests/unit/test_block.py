@@ -337,9 +337,18 @@ def test_floats_of_other_libraries_are_taken_where_they_fit() -> None:
         (0.0, "bool", False),
         (2, "complex64", 2 + 0j),
         (1 - 2j, "complex128", 1 - 2j),
+        (np.float32(0.1), "float32", np.float32(0.1)),
+        (np.float32(0.1), "float64", float(np.float32(0.1))),
+        (np.longdouble(0.1), "float32", np.float32(0.1)),
+        (np.float32(math.nan), "float64", np.nan),
+        (np.int64(3), "int8", 3),
+        (np.int64(2**24), "float32", 2.0**24),
+        (np.float16(3), "int32", 3),
+        (np.bool_(True), "float32", 1),
+        (np.complex64(1j), "complex128", 1j),
     ],
 )
-def test_a_python_number_broadcasts(value, dtype, expected) -> None:
+def test_a_number_broadcasts(value, dtype, expected) -> None:
     """Its value decides, not its type: the block of that value everywhere, in the dtype on disk."""
     found = check_block("t", value, (2, 3), np.dtype(dtype))
     assert found.dtype == np.dtype(dtype)
@@ -368,6 +377,13 @@ def test_a_scalar_is_the_block_of_a_variable_without_dims() -> None:
         (-1, "uint8"),
         (2**63, "int64"),
         (10**400, "float64"),
+        (np.int64(256), "uint8"),
+        (np.int64(2**24 + 1), "float32"),  # as an array it would be refused, too
+        (np.float32(1.5), "int32"),
+        (np.float32(math.nan), "int32"),
+        (np.complex64(1), "float32"),
+        (np.clongdouble(1), "float32"),
+        (np.int64(3), "timedelta64[s]"),
     ],
 )
 def test_a_python_number_that_the_dtype_can_not_hold_is_refused(value, dtype) -> None:
@@ -511,6 +527,13 @@ def test_text_and_numbers_are_not_taken_for_each_other(value, dtype, kind, messa
         check_block("t", value, (2,), np.dtype(dtype))
     assert str(caught.value).startswith(message)
     assert caught.value.kind == kind
+
+
+def test_numbers_of_numpy_broadcast_into_all_blocks_of_a_rank() -> None:
+    """An array without dims does not: it may be a block that was reduced too far."""
+    assert [b.tolist() for b in check_blocks("t", np.float32(2), [(2,), (1, 1)], F4)] == [[2.0, 2.0], [[2.0]]]
+    with pytest.raises(SchemaError, match=r"block of shape \(\)"):
+        check_block("t", np.array(2.0), (2,), F4)
 
 
 def test_dates_broadcast_into_all_blocks_of_a_rank() -> None:

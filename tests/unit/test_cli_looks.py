@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +80,7 @@ def test_diff(store: Path, tmp_path: Path) -> None:
     assert (done.exit_code, json.loads(done.stdout)) == (
         *(1, compare(store, other, rtol=0.5, variables=["energy"]).to_json()),
     )
-    assert is_one_line(run("diff", store, tmp_path / "nothing"), 2, "no .mpistream/manifest.json")
+    assert is_one_line(run("diff", store, tmp_path / "nothing"), 2, f"no such folder: {tmp_path}/nothing")
 
 
 def test_ls(store: Path, tmp_path: Path) -> None:
@@ -110,21 +112,24 @@ def test_ls(store: Path, tmp_path: Path) -> None:
 
 
 def test_plot(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PNG named after the variable, or as told; one line says which."""
+    """A PNG named after the variable, or as told; one line says which, and what is in it."""
     pytest.importorskip("matplotlib", reason="needs matplotlib, from the extra plot")
     monkeypatch.chdir(tmp_path)
     done = run("plot", store, "temperature", "--record", "2")
-    assert (done.exit_code, done.stdout) == (0, "temperature.png\n")
-    assert run("plot", store, "temperature", "--sel", "y=3", "-o", "line.pdf").stdout == "line.pdf\n"
+    assert (done.exit_code, done.stdout) == (*(0, "temperature.png: temperature: record 2, 2000-02-29T12:00:00\n"),)
+    assert run("plot", store, "temperature", "--sel", "y=3", "-o", "line.pdf").stdout == (
+        "line.pdf: temperature: record 5, 2000-03-02T00:00:00, y = 3\n"
+    )
     assert (Path("temperature.png").read_bytes()[:4], Path("line.pdf").read_bytes()[:4]) == (b"\x89PNG", b"%PDF")
     assert is_one_line(run("plot", store, "temperature", "--sel", "y"), 1, "DIM=VALUE")
     assert is_one_line(run("plot", store, "nothing"), 1, "'nothing'")
 
 
 def test_watch(store: Path, tmp_path: Path) -> None:
-    """0 for a run that was closed, 3 for one that died, 4 when no commit came in time; JSON has one object a line."""
+    """0 for a run that was closed, 3 for one that died, 4 when no commit came in time, 5 for one that is not whole."""
+    assert run("watch", store).exit_code == run("watch", store, "--total", "6", "--once").exit_code == 0
     done = run("watch", store, "--total", "12")
-    assert done.exit_code == 0
+    assert (done.exit_code, run("watch", store, "--total", "12", "--once").exit_code) == (5, 5)
     assert done.stdout == ("closed: 6 of 12 (50%) records, t 60.0 hours since 2000-02-28 12:00 (2000-03-02T00:00:00)\n")
     url = tmp_path / "s"
     schema = append_schema({"y": 2}, {"v": ms.Variable(("time", "y"), "f4")})
@@ -140,7 +145,50 @@ def test_watch(store: Path, tmp_path: Path) -> None:
     for more in ([], ["--once"]):
         done = run("watch", url, *more)
         assert (done.exit_code, done.stdout[:16]) == (3, "dead: 1 record, ")
-    assert is_one_line(run("watch", tmp_path / "nothing"), 1, "error: ")
+    assert is_one_line(run("watch", tmp_path / "nothing"), 1, "error: no such folder: ")
+
+
+def test_watch_of_a_run_that_an_exception_ended(tmp_path: Path) -> None:
+    """It says so and ends with 3, also where the writer was never closed; a resume that is closed makes it good."""
+    url = tmp_path / "s"
+    schema = append_schema({"y": 2}, {"v": ms.Variable(("time", "y"), "f4")})
+    with pytest.raises(ZeroDivisionError), ms.write_open(url, schema, options=QUICK) as w:  # noqa: PT012
+        w.write_record(0.0, {"v": 1.0})
+        w.commit()
+        raise ZeroDivisionError
+    for more in ([], ["--once"]):
+        done = run("watch", url, *more)
+        assert (done.exit_code, done.stdout[:18]) == (3, "failed: 1 record, ")
+    code = (
+        "import sys, mpistream as ms; w = ms.write_resume(sys.argv[1]); w.write_record(1.0, {'v': 1.0}); w.commit()\n"
+        "w.write_record(2.0, {'v': 1.0}); w.flush(); 1 / 0"
+    )
+    command = [sys.executable, "-c", code, str(url)]
+    assert b"ZeroDivisionError" in subprocess.run(command, capture_output=True, timeout=60, check=False).stderr
+    done = run("watch", url)
+    assert (done.exit_code, done.stdout[:19]) == (3, "failed: 2 records, ")
+    # What it had staged is no matter of parts without MPI, and nobody will commit it.
+    done = run("verify", url)
+    assert (done.exit_code, "a stage folder" in done.stdout, "parts" in done.stdout) == (1, True, False)
+    ms.write_resume(url, options=QUICK).close()
+    done = run("watch", url)
+    assert (done.exit_code, done.stdout[:19]) == (0, "closed: 2 records, ")
+
+
+def test_watch_waits_for_a_store_that_is_yet_to_come(tmp_path: Path) -> None:
+    """With --wait; without it the message names that option."""
+    assert is_one_line(run("watch", tmp_path / "s"), 1, "; --wait SECONDS waits for a store that is yet to come")
+    done = run("watch", tmp_path / "s", "--wait", "0.01")
+    assert (done.exit_code, done.stderr) == (
+        *(1, f"waiting up to 0.01 s for {tmp_path}/s\nerror: no such folder: {tmp_path}/s\n"),
+    )
+    schema = append_schema({"y": 2}, {"v": ms.Variable(("time", "y"), "f4")})
+    opening = threading.Timer(0.1, lambda: ms.write_open(tmp_path / "s", schema, options=QUICK).close())
+    opening.start()
+    done = run("watch", tmp_path / "s", "--wait", "60")
+    opening.join()
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[-1] == "closed: 0 records"
 
 
 def test_export(store: Path, tmp_path: Path) -> None:
@@ -155,8 +203,45 @@ def test_export(store: Path, tmp_path: Path) -> None:
         assert r.read_array("y").tolist() == [2.0, 3.0, 4.0, 5.0, 6.0]
         expected = ms.read_record(store, "temperature", 4, {"y": (2, 7)})
         np.testing.assert_array_equal(r.read_record("temperature", 0), expected)
-    assert is_one_line(run("export", store, out), 1, "overwrite=True")
+    assert is_one_line(run("export", store, out), 1, "choose another name, or give --overwrite")
     done = run("export", store, out, "--overwrite", "--deflate", "1", "--json")
     assert json.loads(done.stdout)["n_records"] == 6
     for more in (["--records", "x"], ["--region", "y"], ["--region", "y=3"]):
         assert is_one_line(run("export", store, tmp_path / "more.nc", *more), 1, "START:STOP")
+
+
+def test_one_of_a_kind_is_singular(store: Path, tmp_path: Path) -> None:
+    """Whatever verb counts it."""
+    url = tmp_path / "s"
+    schema = append_schema({"y": 2}, {"v": ms.Variable(("time", "y"), "f4")})
+    with ms.write_open(url, schema, options=QUICK) as w:
+        w.write_record(0.0, {"v": 1.0})
+    texts = [
+        run(*args).output
+        for args in (
+            *(("ls", url), ("info", url), ("verify", url), ("watch", url), ("diff", url, url), ("diff", url, store)),
+            *(
+                ("plan", url, "--ranks", "1"),
+                ("plot", url, "v", "--record", "7"),
+                ("export", url, "x.nc", "--records", 7),
+            ),
+            *(("repair", url), ("truncate", url, "--at", "-1")),
+        )
+    ]
+    assert all("1 record" in text for text in texts[4:]), texts
+    assert [text for text in texts if re.search(r"\b1 (records|objects|arrays|ranks|files)\b", text)] == []
+
+
+def test_messages_name_options_and_not_arguments(store: Path, tmp_path: Path) -> None:
+    """What the library tells a program to do, a verb tells its user."""
+    (tmp_path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    done = run("export", tmp_path, tmp_path / "x.nc")
+    assert done.stderr == (
+        f"error: {tmp_path}: no .mpistream/manifest.json; this Zarr store is no stream of mpistream and has no "
+        "records, `mpistream ls` lists its arrays\n"
+    )
+    assert run("plot", store, "temperature", "--record", "7").stderr == (
+        "error: record 7 of 'temperature': there are 6 records\n"
+    )
+    done = run("plan", store, "--ranks", "2", "--writers", "7")
+    assert "warning: --writers 7, but only 2 ranks: no more than those write\n" in done.stdout

@@ -41,7 +41,10 @@ def test_repair_prints_what_it_did(url: Path) -> None:
     """Without the flag nothing comes back; with it all, once."""
     done = run(url)
     assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout == "epoch 3: in order; 2 records committed, last t 1.5\n"
+    assert done.stdout == (
+        "epoch 3: what runs left undone is finished, documents are in step; 2 records committed, last t 1.5; data were "
+        "not read, `mpistream verify` does that\n"
+    )
     done = run(url, "--restore-dropped")
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == "epoch 4: 3 dropped records restored; 5 records committed, last t 4.5\n"
@@ -65,6 +68,8 @@ def test_a_live_writer_loses_the_store_only_if_asked_to(url: Path) -> None:
     done = run(url, "--restore-dropped")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "which is alive" in done.stderr
+    assert "give --takeover" in done.stderr
+    assert "=True" not in done.stderr
     assert run(url, "--restore-dropped", "--takeover").exit_code == 0
     w.write_record(9.5, {"v": 9})
     with pytest.raises(ms.FencedError):
@@ -74,6 +79,6 @@ def test_a_live_writer_loses_the_store_only_if_asked_to(url: Path) -> None:
 def test_repair_of_what_is_no_store(tmp_path: Path) -> None:
     done = run(tmp_path / "none")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "is not a stream; there is nothing to repair" in done.stderr
+    assert done.stderr == f"error: no such folder: {tmp_path}/none; there is nothing to repair\n"
     assert "write_open" not in done.stderr
     assert list(tmp_path.iterdir()) == []

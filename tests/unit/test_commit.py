@@ -275,15 +275,17 @@ def test_times_that_differ_bitwise() -> None:
             "times",
             1,
             (
-                "rank 1: its times are not those of the commit (last t = 4.500000000000001, not 4.5); "
-                "call rollback() on every rank and write again"
+                "rank 1: its times are not those of the commit: its last t = 4.500000000000001, the one of the commit "
+                "is 4.5; call rollback() on every rank and write again"
             ),
         ),
     )
     minus = right_tokens(BASE, EPOCH, [-0.0])
     assert [f.writer for f in judge(minus, times=[0.0]).faults] == [0, 1, 2]
     empty = [replace(t, times_sha256="no") for t in right_tokens(BASE, EPOCH, [])]
-    assert "not None" in judge(empty, times=[]).faults[0].text
+    assert "the one of the commit is None" in judge(empty, times=[]).faults[0].text
+    earlier = judge(changed(1, times_sha256=times_sha256([2.5, 3.0, 4.5])))
+    assert "one of 3 records differs, the last has t = 4.5 in both" in earlier.faults[0].text
 
 
 # ---- regions and cells -------------------------------------------------------------------------------

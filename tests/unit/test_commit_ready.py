@@ -31,6 +31,8 @@ class GatedStore(LocalStore):
         self.gate.set()
         self.n_through = 0
         self.error: StoreError | None = None
+        self.small_error: StoreError | None = None
+        """What the next object that the caller's own thread stages meets."""
 
     def stage(self, key: str, pieces: Any, *, sync: bool) -> int:
         if threading.current_thread().name == "mpistream-stage":
@@ -40,6 +42,9 @@ class GatedStore(LocalStore):
                 self.gate.wait(60)
             if self.error is not None:
                 raise self.error
+        elif self.small_error is not None:
+            error, self.small_error = self.small_error, None
+            raise error
         return super().stage(key, pieces, sync=sync)
 
 
@@ -213,6 +218,25 @@ def test_statics_and_blobs_go_when_they_are_due(tmp_path: Path) -> None:
     assert reader.read_blob("rng", 0, 2) == b"rng"
 
 
+def test_failure_of_what_only_a_commit_makes_is_raised_once(tmp_path: Path) -> None:
+    """By that commit, on every rank; the next ones try again and say nothing of it."""
+
+    def run(writer: ms.StreamWriter, store: GatedStore, rank: int) -> Any:
+        put(writer, 0)
+        writer.write_blob("rng", b"rng", 0)
+        staged(writer, 1)
+        if rank == 2:
+            store.small_error = StoreError("no space left", kind="io", errno=errno.ENOSPC)
+        with pytest.raises(ms.CommitError) as caught:
+            writer.commit(wait=False)
+        seen = committed(tmp_path)[0]
+        n = sum(1 for _ in iter(lambda: writer.commit(wait=False).n_records, 1))
+        return caught.value.rank, caught.value.errno, seen, n < 10_000
+
+    assert on_ranks(tmp_path, run) == [(2, errno.ENOSPC, (), True)] * N
+    assert ms.open_reader(tmp_path).read_blob("rng", 0, 2) == b"rng"
+
+
 def test_failure_in_the_background_is_raised_on_every_rank(tmp_path: Path) -> None:
     """With nothing committed; it is tried again behind the caller's back, and a later call commits."""
 
@@ -245,7 +269,8 @@ def test_times_that_differ_commit_nothing(tmp_path: Path) -> None:
         block = np.zeros(2, "i4")
         writer.write_record(1.0 if rank < 2 else 1.5, {"u": block, "energy": 7.0})
         staged(writer, 1)
-        with pytest.raises(ms.CommitError, match=r"rank 2: its times are not those of the commit") as caught:
+        text = r"rank 2: its times are not those of the commit: its last t = 1.5, the one of the commit is 1.0;"
+        with pytest.raises(ms.CommitError, match=text) as caught:
             writer.commit(wait=False)
         seen = committed(tmp_path)[0]
         writer.rollback()

@@ -72,7 +72,7 @@ def test_a_share_is_one_writers_column() -> None:
 @pytest.mark.parametrize(
     ("regions", "error", "message"),
     [
-        ([LEFT], TilingError, r"none of the 1 ranks owns y\[0:8\] x\[3:6\]"),
+        ([LEFT], TilingError, r"none of the 1 rank owns y\[0:8\] x\[3:6\]"),
         ([LEFT, RIGHT, RIGHT], TilingError, "rank 1 .* rank 2 .* both own"),
         (
             [Region.of_box(DIMS, ((0, 8), (0, 2))), Region.of_box(DIMS, ((0, 8), (2, 6)))],

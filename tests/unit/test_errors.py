@@ -8,7 +8,16 @@ import json
 import pytest
 
 from mpistream import errors
-from mpistream.errors import CommitError, MPIStreamError, SchemaError, StoreError, error_from_json, error_to_json
+from mpistream.errors import (
+    CommitError,
+    MPIStreamError,
+    SchemaError,
+    StoreError,
+    counted,
+    error_from_json,
+    error_to_json,
+    there_are,
+)
 
 TREE = {
     "MPIStreamError": (Exception, "error"),
@@ -100,3 +109,10 @@ def test_any_other_error_becomes_one_of_the_base_class() -> None:
     assert type(got) is MPIStreamError
     assert got.message == "ZeroDivisionError: division by zero"
     assert (got.kind, got.rank, got.errno) == ("exception", 1, None)
+
+
+def test_what_is_counted_has_its_number() -> None:
+    """One alone is singular, also as a float; there is one, and there are others."""
+    assert [counted(n, "record") for n in (0, 1, 2)] == ["0 records", "1 record", "2 records"]
+    assert [counted(n, "box") for n in (1.0, 0.5, 12.0)] == ["1 box", "0.5 boxes", "12 boxes"]
+    assert [there_are(n, "file") for n in (0, 1, 2)] == ["there are 0 files", "there is 1 file", "there are 2 files"]

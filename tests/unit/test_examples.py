@@ -177,3 +177,16 @@ def test_tests_of_a_model_run_and_find_what_differs(tmp_path: Path) -> None:
     done = mpiexec(2, (*call, "-c", "/dev/null", "--rootdir", tmp_path, broken), expect=None)
     assert "1 failed, 1 passed" in done.stdout
     assert "height: first at record 0, y[0] x[0]: 1.0 and 0.0; 11520 cells differ" in done.stdout
+
+
+def test_examples_say_how_they_are_called(tmp_path: Path) -> None:
+    """Started without arguments, in one line and with exit code 1; nothing is written."""
+    scripts = [HEAT, ENSEMBLE, BUCKETS, HEAT.parent / "slurm/model.py"]
+    how = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True}
+    jobs = [subprocess.Popen([sys.executable, script], **how) for script in scripts]  # type: ignore[call-overload]
+    for script, job in zip(scripts, jobs, strict=True):
+        _, said = job.communicate(timeout=60)
+        assert (job.returncode, said.count("\n")) == (1, 1)
+        assert said.startswith("usage: mpiexec -n 4 python -m mpi4py ")
+        assert script.name in said
+    assert list(tmp_path.iterdir()) == []

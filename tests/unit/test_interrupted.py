@@ -58,7 +58,7 @@ def test_a_rollback_that_was_interrupted_leaves_nothing_to_commit(monkeypatch, r
     drop = Pool.drop
 
     def interrupted(self: Pool, member: Any) -> None:
-        with self._changed:
+        with self._changed.lock:
             self._drop(member)
         raise KeyboardInterrupt
 

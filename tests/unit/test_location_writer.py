@@ -246,7 +246,7 @@ def test_what_was_placed_and_never_committed_is_run_again(tmp_path: Path) -> Non
     with pytest.raises(ms.CommitError):
         w.commit()
     assert (url / "flow/c/1/0").exists()
-    w._release_own()
+    w._release_own(failed=True)
     again = resumed(url)
     assert again.missing() == list(range(2, 23))
     assert not (url / "flow/c/1/0").exists()
@@ -273,6 +273,7 @@ def test_series_that_are_refused(tmp_path: Path) -> None:
         (1, {"flow": np.zeros((7, 1), "f4")}, "series of shape .7, 1."),
         (1, {"flow": 1.0}, "series of shape .."),
         (1, {"code": np.zeros(7, "f8")}, "float64 into int32 can lose values"),
+        (1, {"flow": np.ma.masked_less(np.arange(7, dtype="f4"), 3)}, "variable 'flow': the block is masked"),
     ):
         with pytest.raises(ms.SchemaError, match=match):
             w.write_location(location, values)  # type: ignore[arg-type]
@@ -433,7 +434,7 @@ def test_repair_finishes_what_a_writer_left(tmp_path: Path) -> None:
     w.commit()
     write(w, range(7, 10))
     w.flush()
-    w._release_own()
+    w._release_own(failed=True)
     assert ms.repair(url).n_records == 7
     with pytest.raises(ms.ResumeError, match="nothing to restore"):
         ms.repair(url, restore_dropped=True)

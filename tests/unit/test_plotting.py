@@ -137,3 +137,19 @@ def test_files_that_cannot_be_written(url: Path, tmp_path: Path, monkeypatch: py
         monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(ms.StoreError, match=r"mpistream\[plot\]"):
         draw(picture(url, "e"), tmp_path / "out.png")
+
+
+def test_the_last_committed_record_of_an_indexed_stream(tmp_path: Path) -> None:
+    """By default; before there is one, that is said."""
+    schema = ms.StreamSchema(
+        dims={"time": None, "y": 4},
+        time=ms.IndexedTime([0.0, 1.0, 2.0, 3.0], units="hours since 2000-01-01"),
+        variables={"v": ms.Variable(("time", "y"), "f4")},
+    )
+    with ms.write_open(tmp_path / "s", schema, options=QUICK) as w:
+        with pytest.raises(ms.SchemaError, match="no record is committed yet"):
+            picture(tmp_path / "s", "v")
+        for i in (2, 0):
+            w.write_record_at(i, float(i), {"v": 10.0 + i})
+    found = picture(tmp_path / "s", "v")
+    assert (found.values.tolist(), found.title) == ([12.0] * 4, "v: record 2, 2000-01-01T02:00:00")

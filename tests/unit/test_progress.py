@@ -65,5 +65,5 @@ def test_a_writer_shows_it_when_asked(tmp_path: Path, capsys: pytest.CaptureFixt
                 w.commit()
         lines = [text for text in capsys.readouterr().err.splitlines() if "commit" in text]
         assert [text.split(", commit")[0].split(": ", 2)[2] for text in lines] == (
-            ["1 records, t = 0.0", "2 records, t = 1.0"] if is_asked else []
+            ["1 record, t = 0.0", "2 records, t = 1.0"] if is_asked else []
         )

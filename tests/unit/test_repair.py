@@ -264,7 +264,9 @@ def test_without_dropped_records_there_is_nothing_to_restore() -> None:
     with ms.write_resume(store, options=OPTIONS) as w:
         write(w, 6, run=1)
     assert "a commit since has deleted them" in refused(store, ms.ResumeError, "nothing_dropped")
-    assert refused(MemoryStore(), ms.ResumeError, "no_store").endswith("is not a stream; there is nothing to repair")
+    assert refused(MemoryStore(), ms.ResumeError, "no_store").endswith(
+        "is not a stream: it is empty; there is nothing to repair"
+    )
 
 
 def test_a_live_writer_is_not_disturbed() -> None:

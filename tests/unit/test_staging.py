@@ -287,7 +287,7 @@ def test_writer_that_is_lost_takes_no_lock(store, pool) -> None:
     """The garbage collector may find it in any thread, also in one that the holder of the lock waits for."""
     made = [Stager(store, FOLDER, EPOCH, threads=1, max_pending_nbytes=100, pool=pool)]
     (writing,) = threads()
-    with pool._changed:
+    with pool._changed.lock:
         in_time(made.clear)
     writing.join(DEADLINE)
     assert not writing.is_alive()

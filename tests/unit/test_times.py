@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import warnings
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 
+import mpistream as ms
 from mpistream.errors import SchemaError
-from mpistream.times import date_text, encode_time, encode_times, is_date
+from mpistream.times import check_units, date_text, encode_time, encode_times, is_date
 
 GREGORIAN = "proleptic_gregorian"
 SIX = "2000-01-01T06:00:00"
@@ -272,3 +274,104 @@ def test_the_text_of_a_cftime_date_has_its_calendar() -> None:
     assert date_text(cftime.datetime(2000, 1, 1, 6, calendar="noleap")) == "2000-01-01T06:00:00 noleap"
     times = np.array([cftime.datetime(2000, 2, d, calendar="360_day") for d in (29, 30)])
     assert encode_times(times, "hours since 2000-01-01", "360_day").tolist() == [58 * 24.0, 59 * 24.0]
+
+
+GOOD_UNITS = [
+    ("seconds since 2000-01-01", "standard"),
+    ("days since 2000-1-1", "noleap"),
+    ("msec since 2000-01-01T12:00:00Z", "proleptic_gregorian"),
+    ("microsecs since 2000-01-01 12:00:00.5 +05:30", "gregorian"),
+    ("nanoseconds since 2000-01-01T06:00", "standard"),
+    ("hours since 2000-02-30 23:59:59", "360_day"),
+    ("hours since 2000-02-29", "366_day"),
+    ("hours since 1900-02-29", "julian"),
+    ("hours since -0001-02-28", "standard"),
+    ("days since 0000-01-01", "noleap"),
+    ("days since 0000-02-29", "proleptic_gregorian"),
+    ("months since 2000-01-01", "360_day"),
+    ("common_years since 2000-01-01", "365_day"),
+    ("s", "standard"),
+    ("fortnights", "standard"),
+]
+BAD_UNITS = [
+    ("fortnights since x", "standard", "give a unit, 'since' and a date"),
+    ("fortnights since 2000-01-01", "standard", "'fortnights' is none that readers know"),
+    ("us since 2000-01-01", "standard", "'us' is none that readers know; give days, "),
+    ("seconds since", "standard", "give a unit, 'since' and a date"),
+    ("since 2000-01-01", "standard", "give a unit, 'since' and a date"),
+    ("hours since 2000-1", "noleap", "as in 'hours since 2000-01-31'"),
+    ("hours since 2000-01-01 (start)", "standard", "give a unit, 'since' and a date"),
+    ("hours since 2000-13-01", "standard", "has no 2000-13-01"),
+    ("hours since 2000-00-01", "noleap", "has no 2000-00-01"),
+    ("hours since 2001-02-29", "standard", "has no 2001-02-29"),
+    ("hours since 1900-02-29", "standard", "has no 1900-02-29"),
+    ("hours since 2000-02-29", "noleap", "the calendar 'noleap' has no 2000-02-29"),
+    ("hours since 2000-01-31", "360_day", "has no 2000-01-31"),
+    ("hours since 1582-10-10", "standard", "has no 1582-10-10"),
+    ("hours since 0000-01-01", "standard", "has no 0000-01-01"),
+    ("hours since 2000-01-01 24:00", "standard", "give a time of day from 00:00:00 to 23:59:59"),
+    ("hours since 2000-01-01 00:60", "standard", "give a time of day"),
+    ("hours since 2000-01-01 00:00:60", "standard", "give a time of day"),
+    ("days since 2000-01-01", "lunar", "calendar 'lunar': give one of standard, proleptic_gregorian, "),
+    ("s", "none", "calendar 'none': give one of standard, "),
+]
+
+
+@pytest.mark.parametrize(("units", "calendar"), GOOD_UNITS)
+def test_units_and_calendars_of_cf_are_taken(units: str, calendar: str) -> None:
+    check_units(units, calendar)
+    check_units(units, calendar.upper())
+
+
+@pytest.mark.parametrize(("units", "calendar", "text"), BAD_UNITS)
+def test_units_that_no_reader_decodes_are_refused(units: str, calendar: str, text: str) -> None:
+    """By every description of time, so before anything is written; the message names them and the way out."""
+    for make in (ms.AppendTime, lambda **time: ms.IndexedTime([0.0, 1.0], **time)):
+        with pytest.raises(SchemaError) as caught:
+            make(units=units, calendar=calendar)
+        assert caught.value.kind == "time"
+        assert str(caught.value).startswith("time ")
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("units", "calendar", "is_good"),
+    [
+        *((units, calendar, True) for units, calendar in GOOD_UNITS if "months" not in units),
+        *((units, calendar, False) for units, calendar, _ in BAD_UNITS if "since" in units and "(" not in units),
+    ],
+)
+def test_xarray_agrees(units: str, calendar: str, is_good: bool) -> None:
+    """It decodes what is taken, and refuses what is refused, but for words after the date, which it overlooks."""
+    xr = pytest.importorskip("xarray", reason="needs xarray, from the extra test")
+    time = ("time", np.array([0.0, 1.5]), {"units": units, "calendar": calendar})
+    dataset = xr.Dataset(coords={"time": time})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if is_good:
+            xr.decode_cf(dataset)
+        else:
+            with pytest.raises(ValueError, match="unable to decode"):
+                xr.decode_cf(dataset)
+
+
+@pytest.mark.filterwarnings("ignore:this date/calendar/year zero convention")
+def test_reference_dates_are_those_of_calendars() -> None:
+    """As cftime has them, around leap years, the reform of 1582 and the year 0."""
+    cftime = pytest.importorskip("cftime", reason="needs cftime, from the extra test")
+    for calendar in ("standard", "proleptic_gregorian", "julian", "noleap", "all_leap", "360_day"):
+        for year in (-5, -4, -1, 0, 1, 4, 100, 1582, 1700, 2000, 2001):
+            for month, day in ((1, 31), (2, 28), (2, 29), (2, 30), (4, 30), (4, 31), (10, 4), (10, 14), (13, 1)):
+                if year == 0 and calendar in ("standard", "julian"):
+                    continue  # cftime has them with a year 0, too; CF has not
+                units = f"days since {year:05d}-{month:02d}-{day:02d}"
+                is_refused = is_none = False
+                try:
+                    check_units(units, calendar)
+                except SchemaError:
+                    is_refused = True
+                try:
+                    cftime.datetime(year, month, day, calendar=calendar)
+                except ValueError:
+                    is_none = True
+                assert (units, calendar, is_refused) == (units, calendar, is_none)

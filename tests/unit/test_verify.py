@@ -352,7 +352,7 @@ def test_what_is_no_store_is_an_error(store: Path, tmp_path: Path, make: str) ->
         (store / ".mpistream/manifest.json").unlink()
     elif make == "folder":
         url.mkdir()
-    with pytest.raises(ms.FormatError, match=rf"^{url}: no .mpistream/manifest.json") as caught:
+    with pytest.raises(ms.FormatError, match=str(url)) as caught:
         ms.verify(url)
     assert caught.value.kind == "no_manifest"
 
