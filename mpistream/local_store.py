@@ -453,6 +453,8 @@ def _check_alive(folder: str) -> None:
     # An ext4 whose journal could not be written says that once, to whoever waited for it: another program, maybe. Then
     # fsync of a folder that was changed in there succeeds, and whatever else changes nothing (Linux 6.18). A file
     # without a name is a change that leaves nothing. Where there is no such thing, as on NFS, fsync is believed.
+    if not hasattr(os, "O_TMPFILE"):  # a system that is no Linux
+        return
     try:
         os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     except OSError as error:
