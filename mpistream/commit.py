@@ -8,7 +8,8 @@ A commit has eight steps, and their order is what keeps the promises:
 2. *Arrive.* Every rank tells rank 0 what it is about to do and whether it is ready. Anything but
    "ready" from all, and every rank raises; no key of the store has changed.
 3. *Place.* Rank 0 answers "go"; each rank renames its staged files to their keys and syncs the folders.
-4. *Gather.* Rank 0 gathers one `CommitToken` a rank: what lies in place, durably, or what went wrong.
+4. *Gather.* Rank 0 gathers one `CommitToken` a rank: what lies in place, durably, or what went wrong. One that came
+   with the vote is confirmed, and does not travel again.
 5. *Decide.* `decide` checks that the tokens belong together and tile every variable exactly once.
 6. *Commit.* The owner renames the time chunk, then the manifest. The manifest's rename is the commit.
 7. *Outcome.* Rank 0 sends the receipt or the error. A contributor believes nothing else.

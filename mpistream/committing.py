@@ -250,8 +250,8 @@ class _Commit:
         except MPIStreamError as error:
             raise self._named(stream, error) from error
 
-    def _place(self, i: int, token: str | None) -> str:
-        """Place on this rank; return the token that is gathered, by default one that is made now."""
+    def _place(self, i: int, token: str | None) -> str | None:
+        """Place on this rank; return the token that is gathered, None for the one that came with the vote."""
         stream, records, statics = self.streams[i], self.records[i], self.statics[i]
         try:
             if token is None:
@@ -259,9 +259,9 @@ class _Commit:
             stream.writer.place(records, statics)
         except Exception as error:  # noqa: BLE001 (it travels in the token: the gather must be complete)
             return stream.writer.token(records, as_ours(error, self.channel.rank), statics).to_text()
-        return stream.writer.token(records, statics=statics).to_text() if token is None else token
+        return stream.writer.token(records, statics=statics).to_text() if token is None else None
 
-    def _lead(self, pending: Sequence[int], tokens: list[str]) -> dict[str, Any]:
+    def _lead(self, pending: Sequence[int], tokens: list[str | None]) -> dict[str, Any]:
         """Steps 4 to 7 on rank 0: whatever happens, every rank is told."""
         prepared: dict[int, Prepared] = {}
         receipts: list[dict[str, Any]] = []
@@ -317,15 +317,16 @@ class _Commit:
         except MPIStreamError as error:
             raise self._named(stream, error) from error
 
-    def _gather(self, pending: Sequence[int], tokens: list[str]) -> None:
+    def _gather(self, pending: Sequence[int], tokens: list[str | None]) -> None:
         gathered = [json.loads(data) for data in self.channel.gather(json.dumps(tokens).encode()) or ()]
         if not self.wait:
             self.decisions = [self._decide(i, [tokens[k] for tokens in gathered]) for k, i in enumerate(pending)]
             return
-        # The same tokens give the same decisions; others carry what went wrong since.
-        if gathered != self.arrived:
+        # Where none travels again, that of the vote stands, and what was decided; others carry what went wrong since.
+        if any(sent != [None] * len(pending) for sent in gathered):
+            both = list(zip(gathered, self.arrived, strict=True))
             for k, i in enumerate(pending):
-                self._decide(i, [tokens[k] for tokens in gathered])
+                self._decide(i, [known[k] if sent[k] is None else sent[k] for sent, known in both])
             raise ProtocolError("a token has changed since its rank arrived; nothing was committed", kind="token")
 
     def _announce(self, receipts: list[dict[str, Any]], error: MPIStreamError | None) -> dict[str, Any]:

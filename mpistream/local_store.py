@@ -14,7 +14,7 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -35,7 +35,7 @@ _IOV_MAX = 1024
 _DELETE_TRIES = 100
 # What is read whole is a document, or a chunk of at most 64 MiB before compression; no codec adds so much to one.
 MAX_READ_NBYTES = 65 * 1024 * 1024
-# How many folders are known to be none that a link leads to; a run that goes on for long begins anew.
+# How many folders are known: that no link leads to them, or that their names are durable; a long run forgets some.
 _MAX_KNOWN_FOLDERS = 10_000
 # How often in a row an object may be replaced right between the open and the read of it, on NFS.
 _STALE_TRIES = 10
@@ -46,17 +46,30 @@ def _is_gone(error: OSError) -> bool:
     return error.errno in (errno.ENOENT, errno.ESTALE)
 
 
-def _folders_of(keys: Iterable[str]) -> set[str]:
-    """Return the folders whose entries name ``keys``; the root only for keys right in it."""
+def _folders_of(keys: Iterable[str], known: Container[str]) -> set[str]:
+    """Return the folders whose entries name ``keys``; the root only for keys right in it.
+
+    The way up ends at a folder that is known: those above it were synced when it was new.
+    """
     folders: set[str] = set()
     for key in keys:
         folder = key.rpartition("/")[0]
         while folder and folder not in folders:
             folders.add(folder)
-            folder = folder.rpartition("/")[0]
+            folder = "" if folder in known else folder.rpartition("/")[0]
         if "/" not in key:
             folders.add("")
     return folders
+
+
+def _note_synced(folders: set[str], known: dict[str, None]) -> None:
+    """Note the folders whose names are durable now, those that were of use last at the end."""
+    for folder in folders:
+        if folder in known or (folder and folder.rpartition("/")[0] in folders):
+            known.pop(folder, None)
+            known[folder] = None
+    while len(known) > _MAX_KNOWN_FOLDERS:
+        del known[next(iter(known))]
 
 
 def _exists(path: str) -> bool:
@@ -323,14 +336,19 @@ class LocalStore:
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 os.rename(source, target)
 
-    def sync_folders(self, keys: Iterable[str]) -> None:
+    def sync_folders(self, keys: Iterable[str], known: dict[str, None] | None = None) -> None:
         # All at the same time: what waits for a disk, or for a server, waits once. Nothing hangs on their order, since
         # before all are synced nobody is told of the keys.
-        folders = _folders_of(keys)
+        folders = _folders_of(keys, known or ())
         below = [partial(self._sync_folder, folder) for folder in folders if folder]
         run_together(below, min(len(below), MAX_SYNC_THREADS))
         if "" in folders:
             self._sync_folder("")
+        if folders:
+            with self._errors("sync folders of", ""):
+                _check_alive(self.root)
+        if known is not None:
+            _note_synced(folders, known)
 
     def _sync_folder(self, folder: str) -> None:
         with self._errors("sync folder", folder, may_be_gone=True):
@@ -428,6 +446,20 @@ def _sync(fd: int) -> None:
     # what would be written was thrown away by then, so nothing is left to do (Linux 6.18). fstat says EIO there.
     os.fstat(fd)
     _synced.seconds += time.perf_counter() - began
+
+
+def _check_alive(folder: str) -> None:
+    """Raise the error of a file system that takes no changes any more."""
+    # An ext4 whose journal could not be written says that once, to whoever waited for it: another program, maybe. Then
+    # fsync of a folder that was changed in there succeeds, and whatever else changes nothing (Linux 6.18). A file
+    # without a name is a change that leaves nothing. Where there is no such thing, as on NFS, fsync is believed.
+    if not hasattr(os, "O_TMPFILE"):  # a system that is no Linux
+        return
+    try:
+        os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.EROFS):
+            raise
 
 
 def _write_all(fd: int, pieces: Sequence[Buffer]) -> int:

@@ -18,6 +18,7 @@ from mpistream.block import as_array, check_block
 from mpistream.epoch import Share
 from mpistream.errors import MPIStreamError, SchemaError
 from mpistream.location_rows import Buffers, LocationRows
+from mpistream.locations import row_length
 from mpistream.manifest import Manifest
 from mpistream.options import Options
 from mpistream.pipeline import Pool
@@ -58,6 +59,10 @@ class LocationRankWriter(RankWriter):
             self.stats.background = tuple(self._series_rows)
         # A variable that a location has not, or has cut short, is fill.
         self._none = {name: np.empty(0, a.dtype) for name, a in self._streaming.items()}
+        # What each call needs of every variable is looked up once: a short series is copied in half a microsecond.
+        self._length = row_length(self.schema)
+        self._rooms = [rows.room for rows in self._series_rows.values()]
+        self._formats = {name: (a.dtype, a.shape[0]) for name, a in self._streaming.items()}
 
     def _shard_rows(self, array: ArraySpec, stager: Stager) -> LocationRows:
         assert self._share.records is not None
@@ -110,7 +115,7 @@ class LocationRankWriter(RankWriter):
         """Whether a location is committed."""
         return covers(self._manifest.committed, record)
 
-    def checked_series(self, what: str, series: Mapping[str, Any]) -> Series:
+    def checked_series(self, location: Any, series: Mapping[str, Any]) -> Series:
         """Return the series of a location, checked; nothing of them is taken.
 
         Raises
@@ -118,26 +123,32 @@ class LocationRankWriter(RankWriter):
         SchemaError
             Unknown variable, a series that is too long, or of a dtype that loses values.
         """
-        if not isinstance(series, Mapping):
-            raise SchemaError(f"{what}: a {type(series).__name__}; give a mapping variable -> series", kind="series")
-        found = dict(self._none)
+        if type(series) is not dict and not isinstance(series, Mapping):
+            raise SchemaError(
+                f"location {location!r}: a {type(series).__name__}; give a mapping variable -> series", kind="series"
+            )
+        found = self._none.copy()
         for name, value in series.items():
-            array = self._streaming.get(name)
-            if array is None:
+            if name not in found:
                 raise self._unknown(name, tuple(self._streaming))
-            block = as_array(f"{what}, variable {name!r}", value)
-            n_times = array.shape[0]
-            if block.ndim != 1 or len(block) > n_times:
-                raise SchemaError(
-                    f"{what}, variable {name!r}: series of shape {block.shape}; give at most {n_times} values along "
-                    "time",
-                    kind="shape",
-                )
-            if block.dtype != array.dtype:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    block = check_block(name, block, block.shape, array.dtype).astype(array.dtype, copy=False)
-            found[name] = block
+            dtype, n_times = self._formats[name]
+            # Most series come as they are stored, and in short ones what is looked at twice costs more than the copy.
+            if type(value) is np.ndarray and value.dtype == dtype and value.ndim == 1 and len(value) <= n_times:
+                found[name] = value
+            else:
+                found[name] = self._as_series(f"location {location!r}, variable {name!r}", name, value)
         return found
+
+    def _as_series(self, what: str, name: str, value: Any) -> NDArray[Any]:
+        """Return a series in its variable's dtype."""
+        dtype, n_times = self._formats[name]
+        block = as_array(what, value)
+        if block.ndim != 1 or len(block) > n_times:
+            raise SchemaError(
+                f"{what}: series of shape {block.shape}; give at most {n_times} values along time", kind="shape"
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            return check_block(name, value, block.shape, dtype).astype(dtype, copy=False)
 
     def check_may_take(self, what: str, record: int) -> None:
         """Refuse a location that is there already.
@@ -174,13 +185,18 @@ class LocationRankWriter(RankWriter):
     def take_series(self, record: int, series: Series) -> None:
         """Put a location that was checked."""
         # All that can fail comes first. Rows are open for all variables or for none, unless that has failed once.
-        if not all(rows.is_open(record) for rows in self._series_rows.values()):
-            for rows in self._series_rows.values():
-                rows.open(record)
-            self._bound_open_rows()
+        row = record // self._length
+        for room in self._rooms:
+            if row not in room:
+                self._open(record)
+                break
         full: list[StagedObject] = []
+        nbytes = 0
         for name, rows in self._series_rows.items():
-            full += rows.put(record, (series[name],))
+            values = series[name]
+            nbytes += values.nbytes
+            if items := rows.put(record, (values,)):
+                full += items
         self._pending[record] = math.nan
         try:
             for item in full:
@@ -192,7 +208,12 @@ class LocationRankWriter(RankWriter):
             self._broken = error
             raise
         self.stats.n_records += 1
-        self.stats.nbytes_in += sum([s.nbytes for s in series.values()])
+        self.stats.nbytes_in += nbytes
+
+    def _open(self, record: int) -> None:
+        for rows in self._series_rows.values():
+            rows.open(record)
+        self._bound_open_rows()
 
 
 def rank_writer_of(

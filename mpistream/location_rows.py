@@ -12,7 +12,7 @@ leaves memory before it is full, because too many are open, goes through the sta
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,9 +168,10 @@ class LocationRows:
         """Rows in memory."""
         return len(self._open)
 
-    def is_open(self, record: int) -> bool:
-        """Whether there is room for a location."""
-        return record // self._length in self._open
+    @property
+    def room(self) -> Container[int]:
+        """Where there is room; the same object for ever."""
+        return self._open
 
     def open(self, record: int) -> None:
         """Make room for a location.
@@ -204,25 +205,26 @@ class LocationRows:
         record: int,
         blocks: Sequence[NDArray[Any]],
         loans: Mapping[int, Loan] | None = None,  # noqa: ARG002 (as of other rows)
-    ) -> list[StagedObject]:
+    ) -> Sequence[StagedObject]:
         """Take a series, from its first time on; return its row's object when the row is full.
 
         The row is `open`. Times behind the series are fill.
         """
         row, at = divmod(record, self._length)
         found = self._open[row]
-        assert found.buffer is not None
+        buffer, new = found.buffer, found.new
+        assert buffer is not None
         (series,) = blocks
         n = len(series)
         if n == self._n_times:
-            found.buffer[at] = series
+            buffer[at] = series
         else:
-            found.buffer[at, :n] = series
-            found.buffer[at, n:] = self.array.fill
-        found.new.add(at)
+            buffer[at, :n] = series
+            buffer[at, n:] = self.array.fill
+        new.add(at)
         found.is_dirty = True
-        if len(found.new) + len(found.kept) < len(found.buffer):
-            return []
+        if len(new) + len(found.kept) < len(buffer):
+            return ()
         # It can't grow any more, so it can wait for whoever stages it.
         item = self._object(row, found)
         item.nbytes = self._row_nbytes
@@ -339,4 +341,5 @@ class LocationRows:
         """Forget what is not committed."""
         for found in (*self._staged.values(), *self._open.values()):
             self._let_go(found)
-        self._committed, self._open, self._staged = committed, {}, {}
+        self._committed, self._staged = committed, {}
+        self._open.clear()

@@ -116,7 +116,7 @@ class LocationSeriesWriter(StreamWriter):
             raise SchemaError(f"{self._name(record)} was written since the last commit", kind="written")
         if writer.is_written(record) or writer.is_committed(record):
             writer.check_may_take(self._name(record), record)
-        found = writer.checked_series(f"location {location!r}", series)
+        found = writer.checked_series(location, series)
         if (lent := writer.share.lent) is not None and lent[0] <= record < lent[1]:
             self._lent[record] = {name: values.copy() for name, values in found.items()}
         else:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -178,6 +179,23 @@ def parse_json(key: str, data: bytes, *, is_strict: bool = True) -> dict[str, An
 def _dump(document: Mapping[str, Any]) -> bytes:
     # repr of a float gives back the same float, so last_t survives bitwise.
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+# A schema does not change, and of many variables it is most of what a manifest says: it is rendered once.
+_schemas: WeakKeyDictionary[StreamSchema, bytes] = WeakKeyDictionary()
+
+
+def _schema_bytes(schema: StreamSchema) -> bytes:
+    data = _schemas.get(schema)
+    if data is None:
+        data = _schemas[schema] = _dump(schema.to_json())
+    return data
+
+
+def _with_schema(document: Mapping[str, Any], schema: bytes) -> bytes:
+    """Return what `_dump` returns of a document with a schema in it; other names stand before and behind it."""
+    before, behind = ({k: v for k, v in document.items() if (k < "schema") is first} for first in (True, False))
+    return _dump(before)[:-1] + b',"schema":' + schema + b"," + _dump(behind)[1:]
 
 
 def _times_sum(times: Iterable[tuple[int, float]]) -> int:
@@ -424,14 +442,15 @@ class Manifest:
             "floors": [list(f) for f in self.floors],
             "blob_floors": [list(f) for f in self.blob_floors],
             "n_packs": self.n_packs,
-            "schema": self.schema.to_json(),
             "fingerprint": self.fingerprint,
             "coordinates_digest": self.coordinates_digest,
             "times_digest": self.times_digest,
             "layout_digest": self.layout_digest,
             "carried": None if self.carried is None else dict(self.carried),
         }
-        return _dump({**document, "checksum": hashlib.sha256(_dump(document)).hexdigest()})
+        schema = _schema_bytes(self.schema)
+        checksum = hashlib.sha256(_with_schema(document, schema)).hexdigest()
+        return _with_schema({**document, "checksum": checksum}, schema)
 
     @classmethod
     def from_bytes(cls, data: bytes, key: str = MANIFEST_KEY) -> Manifest:

@@ -101,7 +101,7 @@ class MemoryStore:
             self.make_folder(key.rpartition("/")[0])
             self._objects[key] = self._objects.pop(staged)
 
-    def sync_folders(self, keys: Iterable[str]) -> None:
+    def sync_folders(self, keys: Iterable[str], known: dict[str, None] | None = None) -> None:
         """Nothing to do: memory is as durable as it gets."""
 
     def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from mpistream.commit import Decision, Fault, decide
 from mpistream.epoch import EpochState
 from mpistream.errors import CommitError, FencedError, MPIStreamError, StoreError
 from mpistream.lease import LeaseKeeper
+from mpistream.local_store import MAX_SYNC_THREADS
 from mpistream.manifest import DROPPED_FOLDER, MANIFEST_KEY, Manifest, stage_folder
 from mpistream.options import Options
 from mpistream.publishing import make_rows, put_committed, put_documents, shared_rows
@@ -19,6 +21,7 @@ from mpistream.series import SeriesRows
 from mpistream.staged import StagedObject
 from mpistream.staging import Stager
 from mpistream.store import Store
+from mpistream.together import run_together
 from mpistream.token import CommitReceipt, CommitToken
 from mpistream.zarr3.metadata import GROUP_KEY, Documents
 
@@ -178,10 +181,11 @@ class Owner:
                 for record, t in times.items():
                     self._time.put(record, t)
                 prepared.time_objects = self._time.objects(manifest.committed)
-                for item in prepared.time_objects:
-                    self._stager.submit(item)
-                self._stager.retry(prepared.time_objects)
-            self._store.stage(prepared.staged, [prepared.data], sync=True)
+            # Together, so that they wait for the disk once.
+            jobs: list[Callable[[], object]] = [partial(self._stager.submit, item) for item in prepared.time_objects]
+            jobs.append(partial(self._store.stage, prepared.staged, [prepared.data], sync=True))
+            run_together(jobs, min(len(jobs), MAX_SYNC_THREADS) if self._is_durable else 1)
+            self._stager.retry(prepared.time_objects)
         except MPIStreamError as error:
             self.discard(prepared)
             raise commit_error(self._stager.fenced(error) if isinstance(error, StoreError) else error, 0) from error

@@ -45,7 +45,7 @@ class Plan:
     max_object_nbytes: int
     """Bytes before compression of the largest variable's shard."""
     writer_memory_nbytes: int
-    """Most bytes that the rows of one writer hold in memory, if nothing compresses."""
+    """Most bytes that the rows of one writer and what waits for its threads hold in memory, if nothing compresses."""
     node_memory_nbytes: int
     """Most bytes that the writers of one node hold so."""
     warnings: tuple[str, ...]
@@ -114,6 +114,7 @@ def plan(
     nodes: Sequence[str] | None = None,
     writers: str | int = "auto",
     rearrange: str = "auto",
+    max_pending_nbytes: int | None = None,
 ) -> Plan:
     """Return what a run on these regions writes and moves: objects, folders, bytes and memory, with warnings.
 
@@ -129,6 +130,8 @@ def plan(
         Name of the node of each rank; by default all run on one.
     writers, rearrange
         Who writes what others hold, as in `Options`.
+    max_pending_nbytes
+        What may wait for a writer's threads, as in `Options`; 0 for a run without threads.
 
     Raises
     ------
@@ -144,10 +147,17 @@ def plan(
         )
     nodes = nodes or [""] * len(given)
     settled = settle(schema, held.regions, nodes, writers=writers, rearrange=rearrange)
-    return plan_of(*settled, nodes, writers=writers)
+    return plan_of(*settled, nodes, writers=writers, max_pending_nbytes=max_pending_nbytes)
 
 
-def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str], *, writers: str | int) -> Plan:
+def plan_of(
+    schema: StreamSchema,
+    epoch: EpochState,
+    nodes: Sequence[str],
+    *,
+    writers: str | int,
+    max_pending_nbytes: int | None = None,
+) -> Plan:
     """Return what a run in an epoch writes and moves.
 
     Not collective.
@@ -162,6 +172,8 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str], *, wr
         Name of the node of each rank.
     writers
         How many ranks should write, as in `Options`.
+    max_pending_nbytes
+        As in `plan`.
     """
     n_ranks = len(epoch.regions)
     objects = folders = 0.0
@@ -184,6 +196,7 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str], *, wr
             # Of a rearranged array the record itself is received, too.
             memory[i] += nbytes * (a.row_length + slab + is_rearranged)
             is_writer[i] |= nbytes > 0
+    memory = _with_pending(schema, memory, record, max_pending_nbytes)
     if schema.is_location_series:
         # Each location is one rank's, and so are its bytes.
         is_writer = [start < stop for start, stop in epoch.records]
@@ -213,6 +226,19 @@ def plan_of(schema: StreamSchema, epoch: EpochState, nodes: Sequence[str], *, wr
         warnings=_warnings(schema, {n: b for n, b in shards.items() if _is_partitioned(schema, n)}, objects, n_ranks)
         + _few_ranks(n_ranks, writers),
     )
+
+
+def _with_pending(
+    schema: StreamSchema, held: Sequence[int], record: Sequence[int], max_pending_nbytes: int | None
+) -> list[int]:
+    """Add what waits for the threads of each writer to what its rows hold; a rank without records is none."""
+    at_a_time = record
+    if schema.is_location_series:
+        # A chunk of each variable. What is being filled has a bound of the same size.
+        at_a_time = [row_length(schema) * n for n in record]
+        held = [max(n, max_pending_nbytes or 2 * n) for n in at_a_time]
+    pending = [2 * n if max_pending_nbytes is None else max_pending_nbytes for n in at_a_time]
+    return [h + p if n else 0 for h, p, n in zip(held, pending, record, strict=True)]
 
 
 def _few_ranks(n_ranks: int, writers: str | int) -> tuple[str, ...]:

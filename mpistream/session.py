@@ -375,8 +375,13 @@ class _OwnerSession:
             else {name: getattr(resumed, name) for name in Resumed.__dataclass_fields__},
         }
         assert self.owner.epoch is not None
-        writers = self._options.writers
-        self.plan = plan_of(self.owner.manifest.schema, self.owner.epoch, self._nodes, writers=writers)
+        self.plan = plan_of(
+            self.owner.manifest.schema,
+            self.owner.epoch,
+            self._nodes,
+            writers=self._options.writers,
+            max_pending_nbytes=0 if self._options.threads == 0 else self._options.max_pending_nbytes,
+        )
         return [{**common, "share": share.to_json()} for share in self.owner.epoch.shares()]
 
     def close(self) -> None:

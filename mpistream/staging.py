@@ -69,6 +69,9 @@ class Stager:
         self._epoch = epoch
         stats = stats or WriterStats()
         self._scratch = Scratch()
+        # Folders whose names were made durable here. Each holds an object that was placed, and within an epoch nobody
+        # removes a folder, nor renames another one over it while it is not empty.
+        self._durable_folders: dict[str, None] = {}
         self._pool: Pool | None = None
         self._member = Member(threads, max_pending_nbytes, stats)
         if threads > 0:
@@ -215,7 +218,7 @@ class Stager:
             return
         try:
             began = time.perf_counter()
-            self._store.sync_folders([i.key for i in items])
+            self._store.sync_folders([i.key for i in items], self._durable_folders)
             self._work.note(sync=time.perf_counter() - began)
         except StoreError:
             # The names may or may not be durable: take the objects back, so that the next try renames anew.
@@ -234,6 +237,7 @@ class Stager:
             When a newer epoch removed the stage folder.
         """
         name = self.name()
+        self._durable_folders.clear()
         try:
             is_moved = self._store.move(key, name, parents=False, sync=False)
             if sync:

@@ -98,10 +98,11 @@ class Writable(Protocol):
     def place(self, staged: str, key: str) -> None:
         """Rename a staged object to its key, replacing what is there."""
 
-    def sync_folders(self, keys: Iterable[str]) -> None:
+    def sync_folders(self, keys: Iterable[str], known: dict[str, None] | None = None) -> None:
         """Make the names of ``keys`` durable: all folders from the leaf up to the first one below the root, together.
 
-        The root itself is synced, last, when one of the keys lies right in it.
+        The root itself is synced, last, when one of the keys lies right in it. The way up ends at a folder that is
+        ``known``; those whose names are durable now are added. The caller knows that nobody removes one of these.
         """
 
     def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:

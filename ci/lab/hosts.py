@@ -131,7 +131,8 @@ def mpiexec(wrap: Path, order: list[str], url: Path, n_records: int, how: dict[s
     version = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False).stdout
     if "Open" in version or "PRRTE" in version or "prte" in version:
         command = [launcher, "--prtemca", "plm_ssh_agent", str(wrap), "--host", ",".join(f"{h}:1" for h in order)]
-        command += ["-n", "3", "-x", "PYTHONPATH", "-x", "PATH"]
+        # ci/venv lets ranks be more than there are slots: all would come to the first host.
+        command += ["--map-by", "ppr:1:node", "-n", "3", "-x", "PYTHONPATH", "-x", "PATH"]
     else:
         command = [launcher, "-launcher", "ssh", "-launcher-exec", str(wrap), "-hosts", ",".join(order), "-n", "3"]
         command += ["-ppn", "1"]
@@ -179,8 +180,8 @@ def cut_at(wrap: Path, folder: Path, point: str) -> str:
     job = mpiexec(wrap, order, url, 100, how)
     try:
         wait_until(lambda: said(url, "hanging") or job.poll() is not None, DEADLINE, "the rank to hang")
-        zombies = ranks(HOSTS[1])
         assert said(url, "hanging"), (folder / "log").read_text()
+        zombies = ranks(HOSTS[1])
         assert len(zombies) == 1, zombies
         run("ip", "-n", HUB, "link", "set", "p2", "down")
         kill([*ranks(HOSTS[0]), *ranks(HOSTS[2]), job.pid])

@@ -1,8 +1,12 @@
-"""A job on SLURM that is preempted and requeued, again and again, until 100 records are there.
+"""Jobs on SLURM that are ended and requeued, again and again, until 100 records are there.
 
-SLURM runs here on one node, with two partitions: a job in `high` preempts the one in `low`, which gets SIGTERM, then
-SIGKILL, and is requeued; where it left off the next run resumes, on one rank more or less. Its output is in the end
-that of a run that was left alone. For root on Linux, with SLURM and munge installed. See ci/soak.
+SLURM runs here on one node, with two partitions. Preempted: a job in `high` preempts the one in `low`, which gets
+SIGTERM, then SIGKILL, and is requeued; where it left off the next run resumes, on one rank more or less. Signalled:
+examples/slurm/job.sh, to which SLURM sends USR1 some time before its time limit; its guard lets it commit and ask for a
+requeue. The output is in the end that of a run that was left alone. For root on Linux, with SLURM and munge installed.
+See ci/soak.
+
+    python ci/lab/slurm.py [N [preempted | signalled]]
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from functools import partial
 from pathlib import Path
 
 import mpistream as ms
+from tests.crash.test_preempted_jobs import assert_whole
 from tests.support import writing_job
 from tests.support.scene import assert_holds
 from tests.support.wait import wait_until
@@ -162,7 +167,7 @@ def loop(folder: Path, rng: random.Random) -> str:
     n_preempted, deadline = 0, time.monotonic() + DEADLINE
     while (state := state_of(job)) not in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", ""):
         assert time.monotonic() < deadline, (state, (folder / "out").read_text())
-        if state == "PENDING" and run("squeue", "-h", "-j", job, "-o", "%r").strip() == "BeginTime":
+        if state == "PENDING" and _reason(job) == "BeginTime":
             # A job that is requeued else waits for two minutes.
             run("scontrol", "update", f"jobid={job}", "StartTime=now")
         if state in ("TIMEOUT", "PREEMPTED"):
@@ -184,16 +189,72 @@ def loop(folder: Path, rng: random.Random) -> str:
     return f"{N_RECORDS} records, {n_preempted} times preempted, {runs} runs"
 
 
+# USR1 comes 180 s before the limit or up to a minute earlier: in the first minute, when 85 records are there at most.
+# The guard of the example would end the job by itself 120 s before the limit.
+_SIGNALLED = ("--ntasks=2", "--time=4", "--signal=B:USR1@180", "--requeue", "--open-mode=append")
+_STEP_SECONDS = "0.7"
+_N_AT_ONCE = 4  # of the 8 cores that the node says it has
+
+
+def signalled(folder: Path) -> str:
+    """Run some jobs of the example at once, each to its end; return what happened."""
+    example = ROOT / "examples" / "slurm"
+    jobs = {}
+    for k in range(_N_AT_ONCE):
+        url = folder / f"{k}.zarr"
+        words = ["sbatch", "--parsable", *_SIGNALLED, f"--chdir={example}", f"--output={folder}/{k}.out"]
+        jobs[run(*words, example / "job.sh", url, str(N_RECORDS), _STEP_SECONDS).strip()] = url
+    left, failed, deadline = dict(jobs), dict.fromkeys(jobs, 0.0), time.monotonic() + 2 * DEADLINE
+    hurried: set[str] = set()  # those that are requeued, and will not wait for two minutes
+    while left:
+        for job, url in list(left.items()):
+            # A job that is requeued by its own script may be COMPLETED, FAILED or CANCELLED on the way, for a moment.
+            state = state_of(job)
+            if state == "RUNNING":
+                hurried.discard(job)
+            failed[job] = failed[job] + 0.5 if state in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL") else 0.0
+            if failed[job] > 30 or time.monotonic() > deadline:
+                raise AssertionError(f"{run('scontrol', 'show', 'job', job)}\n{_said(url)}")
+            if not state or (state == "COMPLETED" and f"{N_RECORDS} of {N_RECORDS} records" in _said(url)):
+                del left[job]
+            elif state == "PENDING" and job not in hurried and _reason(job) == "BeginTime":
+                hurried.add(job)
+                # Not at once: a job that starts before its last run is cleared away fails with code 1, silently.
+                run("scontrol", "update", f"jobid={job}", "StartTime=now+10seconds")
+        time.sleep(0.5)
+    texts = []
+    for url in jobs.values():
+        said = [line for line in _said(url).splitlines() if f" of {N_RECORDS} records; " in line]
+        assert "signal SIGUSR1" in said[0], said
+        assert said[-1].startswith(f"{N_RECORDS} of"), said
+        assert_whole(url, N_RECORDS)
+        texts.append(f"{len(said)} runs ({', '.join(line.split()[0] for line in said)} records)")
+    return "; ".join(texts)
+
+
+def _reason(job: str) -> str:
+    return run("squeue", "-h", "-j", job, "-o", "%r").strip()
+
+
+def _said(url: Path) -> str:
+    return url.with_suffix(".out").read_text()
+
+
 def main() -> None:
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    kinds = sys.argv[2:] or ["preempted", "signalled"]
     seed = int(os.environ.get("MPISTREAM_TEST_SEED", random.SystemRandom().randrange(2**32)))
     print(f"MPISTREAM_TEST_SEED={seed}", flush=True)
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="mpistream-slurm-") as name, slurm(Path(name)):
-        for k in range(n):
+        for k in range(n if "preempted" in kinds else 0):
             folder = Path(name) / str(k)
             folder.mkdir()
             print(f"slurm: loop {k}: {loop(folder, rng)}", flush=True)
+        for k in range(-(-n // _N_AT_ONCE) if "signalled" in kinds else 0):
+            folder = Path(name) / f"signalled-{k}"
+            folder.mkdir()
+            print(f"slurm: USR1, {_N_AT_ONCE} loops at once: {signalled(folder)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ pid=$!
 # The launcher hands signals on to the ranks; the guard in model.py takes it from there.
 trap 'kill -USR1 "$pid"' USR1
 trap 'kill -TERM "$pid"' TERM
-# A signal ends `wait`, not the model.
-while kill -0 "$pid" 2>/dev/null; do wait "$pid"; code=$?; done
+# A signal ends `wait`, not the model; what the model ended with is told however long ago that was.
+while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done
+wait "$pid"
+code=$?
 
 if [ "$code" = 75 ]; then       # the guard's exit code: not finished, start it again
     scontrol requeue "$SLURM_JOB_ID"

@@ -152,7 +152,7 @@ class Scratch:
 
 
 class ChunkEncoder:
-    """Encodes inner chunks of one array; it keeps nothing, so several threads may use it.
+    """Encodes inner chunks of one array; it keeps no data, so several threads may use it.
 
     Parameters
     ----------
@@ -167,6 +167,19 @@ class ChunkEncoder:
         word = f"u{min(pattern.itemsize, 8)}"
         self._word = np.dtype(word)
         self._pattern: NDArray[Any] = pattern.view(word)
+        self.grid: NDArray[np.int64] = np.arange(math.prod(spec.n_chunks)).reshape(spec.n_chunks)
+        """Position of every inner chunk in the index."""
+        self._spaces: dict[tuple[int, ...], list[tuple[tuple[int, ...], Slices]]] = {}
+
+    def space(self, box_shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], Slices]]:
+        """Return, in C order, index and slices of the inner chunks of a box without time.
+
+        Not collective. The shards of an array have few shapes, and small ones come by the thousand.
+        """
+        found = self._spaces.get(box_shape)
+        if found is None:
+            found = self._spaces[box_shape] = list(_split(box_shape, self.spec.chunk_shape[1:]))
+        return found
 
     def encode(
         self, view: NDArray[Any], scratch: Scratch | None = None, *, is_stored: bool = False, is_borrowed: bool = False
@@ -225,14 +238,14 @@ class OpenShard:
         self._pieces: list[Any] = []
         self._end = 0
         # Invariant: every present entry names bytes below _end, in _pieces.
-        self._entries: NDArray[np.uint64] = np.full((math.prod(self._spec.n_chunks), 2), MISSING, np.uint64)
+        self._grid = encoder.grid
+        self._entries: NDArray[np.uint64] = np.full((self._grid.size, 2), MISSING, np.uint64)
         self._time_extent = self._spec.chunk_shape[0]
         # Position of an inner chunk in time -> its records, raw, and those that are there. A full one is encoded
         # and leaves; one that is not stays, because it is encoded again when more of it has come.
         self._slabs: dict[int, _Slab] = {}
-        self._space = list(_split(box_shape, self._spec.chunk_shape[1:]))
+        self._space = encoder.space(box_shape)
         self._slab_shape = (self._time_extent, *box_shape)
-        self._grid: NDArray[np.int64] = np.arange(len(self._entries)).reshape(self._spec.n_chunks)
 
     @classmethod
     def from_object(

@@ -709,6 +709,37 @@ class TestLocalDurability:
         assert sorted(below) == [f"fsync run.zarr{folder}" for folder in ["/v", "/v/c", "/v/c/0", "/v/c/1", "/w"]]
         assert root == "fsync run.zarr"
 
+    def test_the_way_up_ends_at_a_folder_that_is_known(self, local, events):
+        known: dict[str, None] = {}
+        expected = (["v", "v/c", "v/c/0"], ["v/c/0"], ["v/c", "v/c/1"])
+        for key, folders in zip(["v/c/0/0", "v/c/0/1", "v/c/1/0"], expected, strict=True):
+            local.stage("stage/1", [b""], sync=False)
+            local.place("stage/1", key)
+            events.clear()
+            local.sync_folders([key], known)
+            assert sorted(events) == [f"fsync run.zarr/{folder}" for folder in folders]
+        assert sorted(known) == ["v/c", "v/c/0", "v/c/1"]
+
+    def test_a_folder_is_not_known_when_a_sync_has_failed(self, local, monkeypatch):
+        local.make_folder("v/c/0")
+        known: dict[str, None] = {}
+
+        def fail(fd: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(StoreError):
+            local.sync_folders(["v/c/0/1"], known)
+        assert known == {}
+
+    def test_known_folders_that_were_of_no_use_for_long_are_forgotten(self, local, monkeypatch):
+        monkeypatch.setattr("mpistream.local_store._MAX_KNOWN_FOLDERS", 3)
+        known: dict[str, None] = {}
+        for row in range(5):
+            local.make_folder(f"v/c/{row}")
+            local.sync_folders([f"v/c/{row}/0"], known)
+        assert sorted(known) == ["v/c", "v/c/3", "v/c/4"]
+
     def test_folders_wait_for_the_disk_together(self, local, monkeypatch):
         local.make_folder("v/c/0")
         fsync, meeting = os.fsync, threading.Barrier(3)
@@ -750,6 +781,25 @@ class TestLocalDurability:
         made = LocalStore(tmp_path / "run.zarr")
         made.make_folder("a")
         assert made.list() == ["a"]
+
+    @pytest.mark.parametrize(("number", "is_failure"), [(errno.EROFS, True), (errno.EIO, True), (errno.EMFILE, False)])
+    def test_a_sync_is_not_believed_when_nothing_can_be_changed_any_more(self, local, monkeypatch, number, is_failure):
+        """A journal that could not be written is told once, to whoever waited for it; few files are no such thing."""
+        local.create("a", b"")
+        real = os.open
+
+        def dead(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(number, os.strerror(number))
+            return real(path, flags, *args, **kwargs)
+
+        monkeypatch.setattr(os, "open", dead)
+        if not is_failure:
+            local.sync_folders(["a"])
+            return
+        with pytest.raises(StoreError, match=r"sync folders of .*run\.zarr") as caught:
+            local.sync_folders(["a"])
+        assert (caught.value.kind, caught.value.errno) == ("io", number)
 
     def test_a_move_is_synced_on_both_sides(self, local, events):
         local.make_folder("v/c")

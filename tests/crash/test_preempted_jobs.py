@@ -104,3 +104,28 @@ def test_batch_script_hands_the_signal_on_and_asks_to_be_started_again(tmp_path:
         assert job.wait(60) == 0
     assert (tmp_path / "asked").read_text() == "requeue 17\n"
     assert_whole(url, n)
+
+
+def test_batch_script_hears_of_a_model_that_ends_before_it_looks_again(tmp_path: Path) -> None:
+    """On a busy node the model may be gone when the script has handed on the signal; it asks for another start."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("needs bash")
+    commands = {
+        "scontrol": f'echo "$*" >>{tmp_path}/asked',
+        "mpiexec": f"trap 'exit 75' USR1; touch {tmp_path}/ready; while :; do sleep 0.05; done",
+    }
+    for name, body in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    # A kill that takes until nobody is left.
+    (tmp_path / "slow").write_text(
+        'kill() { builtin kill "$@" || return; [ "$1" = -0 ] || while builtin kill -0 "$pid"; do :; done 2>/dev/null; }'
+    )
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "SLURM_JOB_ID": "17", "BASH_ENV": str(tmp_path / "slow")}
+    with subprocess.Popen([bash, str(SLURM / "job.sh"), "x", "1"], env=environment, start_new_session=True) as job:
+        wait_until((tmp_path / "ready").exists, 60, "the model")
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(60) == 0
+    assert (tmp_path / "asked").read_text() == "requeue 17\n"

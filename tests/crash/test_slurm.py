@@ -24,7 +24,7 @@ def test_job_that_is_preempted_and_requeued_finishes() -> None:
     if "HYDRA" not in version:
         pytest.skip("needs MPICH's mpiexec")
     done = subprocess.run(
-        [sys.executable, ROOT / "ci/lab/slurm.py", "1"],
+        [sys.executable, ROOT / "ci/lab/slurm.py", "1", "preempted"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

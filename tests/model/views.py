@@ -117,9 +117,9 @@ class View:
     def place(self, staged: str, key: str) -> None:
         self._do("place", key, staged, key)
 
-    def sync_folders(self, keys: Iterable[str]) -> None:
+    def sync_folders(self, keys: Iterable[str], known: dict[str, None] | None = None) -> None:
         found = sorted(keys)
-        self._do("sync_folders", " ".join(found), found)
+        self._do("sync_folders", " ".join(found), found, known)
 
     def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:
         return self._do("move", source, source, target, parents=parents, sync=sync)

@@ -99,10 +99,10 @@ class CountingStore:
         self._count("place", key)
         self.inner.place(staged, key)
 
-    def sync_folders(self, keys: Iterable[str]) -> None:
+    def sync_folders(self, keys: Iterable[str], known: dict[str, None] | None = None) -> None:
         keys = sorted(keys)
         self._count("sync_folders", " ".join(keys))
-        self.inner.sync_folders(keys)
+        self.inner.sync_folders(keys, known)
 
     def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:
         self._count("move", source)

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
 import struct
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-__all__ = ["LoopDisk", "remount", "tmpfs"]
+from tests.support.wait import wait_until
+
+__all__ = ["BadDisk", "LoopDisk", "remount", "tmpfs"]
 
 # <linux/fs.h> of 6.x, XFS's and ext4's own before: _IOR('X', 125, __u32); 2: the log is not flushed.
 _FS_IOC_SHUTDOWN = 0x8004587D
 _NO_FLUSH = 2
 
-_MKFS = {"xfs": ["mkfs.xfs", "-q"], "ext4": ["mkfs.ext4", "-q", "-F"]}
+_MKFS = {"xfs": ["mkfs.xfs", "-q", "-s", "size=4096"], "ext4": ["mkfs.ext4", "-q", "-F", "-b", "4096"]}
 _NBYTES = 320 * 1024 * 1024  # sparse; XFS takes no less than 300 MiB
 
 
-def _run(*words: str | Path) -> None:
-    subprocess.run([*map(str, words)], check=True, capture_output=True, timeout=60)
+def _run(*words: str | Path) -> str:
+    return subprocess.run([*map(str, words)], check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 def _need_mounts(folder: Path) -> None:
@@ -74,13 +78,17 @@ class LoopDisk:
         _need_mounts(self.path)
         if shutil.which(_MKFS[kind][0]) is None:
             pytest.skip(f"needs {_MKFS[kind][0]}")
-        with open(self._image, "wb") as file:
-            file.truncate(_NBYTES)
+        self._make_image()
         try:
             _run(*_MKFS[kind], self._image)
             self.mount()
         except subprocess.CalledProcessError as error:
-            pytest.skip(f"needs loop devices and {kind}: {error.stderr.decode()}")
+            self.unmount()
+            pytest.skip(f"needs loop devices and {kind}: {error.stderr}")
+
+    def _make_image(self) -> None:
+        with open(self._image, "wb") as file:
+            file.truncate(_NBYTES)
 
     def mount(self) -> None:
         """Mount it."""
@@ -89,7 +97,12 @@ class LoopDisk:
 
     def cut(self) -> None:
         """Cut it off at once: what was not synced never reaches the file, and every call fails from now on."""
-        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return  # XFS has done it to itself, over an error of its disk
         try:
             fcntl.ioctl(descriptor, _FS_IOC_SHUTDOWN, struct.pack("I", _NO_FLUSH))
         finally:
@@ -110,4 +123,88 @@ class LoopDisk:
     def power_on(self) -> None:
         """Mount what is left after `cut`."""
         self.unmount()
+        # Else mount(8) takes the device again, and with it the file system that was cut off.
+        if found := _run("losetup", "-j", self._image):
+            raise RuntimeError(
+                f"{self._image} is still mounted, in a mount namespace that another program made meanwhile: "
+                f"{found}run this in a namespace of its own, unshare --mount"
+            )
         self.mount()
+
+
+class BadDisk(LoopDisk):
+    """A file system on a disk that can't write some of what it is to write, as long as it is told so.
+
+    The disk is in the memory of nbdkit, whose filter ``error`` fails writes, a file by nbdfuse, and a loop device.
+
+    Parameters
+    ----------
+    folder, kind
+        As of `LoopDisk`.
+    percent
+        How many of the writes fail.
+    """
+
+    def __init__(self, folder: Path, kind: str, percent: int) -> None:
+        missing = [name for name in ("nbdkit", "nbdfuse") if shutil.which(name) is None]
+        if missing:
+            pytest.skip(f"needs {' and '.join(missing)}")
+        self._switch = folder / "bad"
+        self._percent = percent
+        self._servers: list[subprocess.Popen[bytes]] = []
+        self._sockets: Path | None = None
+        try:
+            super().__init__(folder, kind)
+        except BaseException:
+            self.unmount()
+            self.remove()
+            raise
+
+    def _make_image(self) -> None:
+        # Not in the folder of a test: a socket's name has at most 107 bytes.
+        self._sockets = Path(tempfile.mkdtemp(prefix="mpistream-nbd-"))
+        socket = self._sockets / "socket"
+        self._serve(
+            *("nbdkit", "-f", "-U", socket, "--filter=error", "memory", str(_NBYTES), "error-pwrite=EIO"),
+            *(f"error-pwrite-rate={self._percent}%", f"error-file={self._switch}"),
+        )
+        wait_until(socket.exists, 30, "nbdkit")
+        self._image.touch()
+        self._serve("nbdfuse", self._image, "--unix", socket)
+        wait_until(lambda: self._image.stat().st_size == _NBYTES, 30, "nbdfuse")
+
+    def _serve(self, *words: str | Path) -> None:
+        # They say much about each error that they were told to make.
+        null = subprocess.DEVNULL
+        self._servers.append(subprocess.Popen([*map(str, words)], stdin=null, stdout=null, stderr=null))
+
+    def mount(self) -> None:
+        """Mount it, so that each request is one page, and lies in one.
+
+        Another one may be written in part, and what Linux's loop device makes of that is a success.
+        """
+        device = _run("losetup", "--sector-size", "4096", "--find", "--show", self._image).strip()
+        try:
+            Path("/sys/block", Path(device).name, "queue/max_sectors_kb").write_text("4")
+            _run("mount", device, self.path)
+            self._is_mounted = True
+        finally:
+            # At once, or when it is unmounted.
+            _run("losetup", "--detach", device)
+
+    def go_bad(self) -> None:
+        """Let writes fail from now on."""
+        self._switch.touch()
+
+    def mend(self) -> None:
+        """Let writes succeed again; what the file system has made of the errors remains."""
+        self._switch.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """End the disk, once it is unmounted."""
+        for server in reversed(self._servers):
+            server.terminate()
+            server.wait(30)
+        self._servers.clear()
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)

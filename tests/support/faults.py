@@ -66,8 +66,8 @@ class FaultyStore(LocalStore):
             self._check("place", key)
         super().place(staged, key)
 
-    def sync_folders(self, keys: Iterable[str]) -> None:
+    def sync_folders(self, keys: Iterable[str], known: dict[str, None] | None = None) -> None:
         found = list(keys)
         for key in found:
             self._check("sync_folders", key)
-        super().sync_folders(found)
+        super().sync_folders(found, known)

@@ -461,12 +461,12 @@ def _shard(data: bytes, dice: random.Random, n_times: int) -> bytes:
 
         return with_index(data, change, n)
     # An inner chunk with other bytes in it, mostly in its header, and the right checksum.
-    index = np.frombuffer(data[-16 * n - 4 : -4], "<u8").copy()
+    index = np.frombuffer(data[-16 * n - 4 : -4], "<u8").tolist()  # whose sums may be beyond 64 bits
     there = [i for i in range(n) if index[2 * i] != 2**64 - 1 and index[2 * i] + index[2 * i + 1] <= len(data)]
     if not there:
         return data
     i = dice.choice(there)
-    offset, size = int(index[2 * i]), int(index[2 * i + 1])
+    offset, size = index[2 * i], index[2 * i + 1]
     body = bytearray(data[offset : offset + max(size - 4, 0)])
     for _ in range(dice.choice([1, 2, 4])):
         if body:
@@ -549,9 +549,9 @@ def run_mutations(seed: int, n: int, *, start: int = 0, resumes_every: int = 8) 
 
 def _try_mutation(base: Any, seed: int, i: int, outcomes: dict[str, int], *, resumes: bool) -> None:
     dice = random.Random(f"{seed} {i}")
-    objects = mutated(base._objects, dice)
     began = time.process_time()
     try:
+        objects = mutated(base._objects, dice)
         found = attempts(store_of(objects), resumes=resumes)
     except BaseException as error:
         error.add_note(f"mutation {i} of seed {seed}")

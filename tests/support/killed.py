@@ -70,8 +70,8 @@ class KilledStore(MemoryStore):
     def place(self, staged: str, key: str) -> None:
         self._change(lambda: super(KilledStore, self).place(staged, key))
 
-    def sync_folders(self, keys: Iterable[str]) -> None:
-        self._change(lambda: super(KilledStore, self).sync_folders(keys))
+    def sync_folders(self, keys: Iterable[str], known: dict[str, None] | None = None) -> None:
+        self._change(lambda: super(KilledStore, self).sync_folders(keys, known))
 
     def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:
         return bool(self._change(lambda: super(KilledStore, self).move(source, target, parents=parents, sync=sync)))

@@ -52,7 +52,7 @@ class ScriptedStore(MemoryStore):
         self._called("place", key)
         super().place(staged, key)
 
-    def sync_folders(self, keys: Iterable[str]) -> None:
+    def sync_folders(self, keys: Iterable[str], known: dict[str, None] | None = None) -> None:
         self._called("sync_folders", sorted(keys))
 
     def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:

@@ -196,6 +196,8 @@ class SimDisk:
     # The calls of the system
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise _error(errno.EOPNOTSUPP, path)  # as on NFS
         who, parts = self._enter("open", path)
         above = self._folder(who, parts[:-1], path) if parts else self.root
         node = self.root if not parts else (above.names or {}).get(parts[-1])

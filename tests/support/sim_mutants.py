@@ -5,7 +5,6 @@ A mutant replaces a function of the project, or one of its calls of the store, f
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -91,8 +90,8 @@ def _stage_unsynced(is_meant: Callable[[bytes], bool]) -> Sequence[tuple[Any, st
 def _folders_unsynced(is_meant: Callable[[str], bool]) -> Sequence[tuple[Any, str, Any]]:
     sync = LocalStore.sync_folders
 
-    def unsynced(self: LocalStore, keys: Any) -> None:
-        sync(self, [k for k in keys if not is_meant(k)])
+    def unsynced(self: LocalStore, keys: Any, known: Any = None) -> None:
+        sync(self, [k for k in keys if not is_meant(k)], known)
 
     return [(LocalStore, "sync_folders", unsynced)]
 
@@ -146,16 +145,29 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 def _() -> Sequence[tuple[Any, str, Any]]:
     sync = LocalStore.sync_folders
 
-    def unsynced(self: LocalStore, keys: Any) -> None:
+    def unsynced(self: LocalStore, keys: Any, known: Any = None) -> None:
         if keys != ["zarr.json"]:
-            sync(self, keys)
+            sync(self, keys, known)
 
     return [(LocalStore, "sync_folders", unsynced)]
 
 
 @_mutant("only the innermost folder is synced", "crash")
 def _() -> Sequence[tuple[Any, str, Any]]:
-    return [(local_store, "_folders_of", lambda keys: sorted({k.rpartition("/")[0] for k in keys}))]
+    return [(local_store, "_folders_of", lambda keys, known: sorted({k.rpartition("/")[0] for k in keys}))]
+
+
+@_mutant("a folder counts as durable when the one above it was durable before", "rows")
+def _() -> Sequence[tuple[Any, str, Any]]:
+    find = local_store._folders_of
+
+    def known_too_soon(keys: Any, known: Any) -> set[str]:
+        above = {folder.rpartition("/")[0] for folder in known} | set(known)
+        return set(
+            find(keys, {folder for key in keys if (folder := key.rpartition("/")[0]).rpartition("/")[0] in above})
+        )
+
+    return [(local_store, "_folders_of", known_too_soon)]
 
 
 @_mutant("folders are synced before what is renamed into them", "crash")
@@ -228,16 +240,17 @@ def _() -> Sequence[tuple[Any, str, Any]]:
 
 @_mutant("a rank that has sent its token takes that for the commit", "crash")
 def _() -> Sequence[tuple[Any, str, Any]]:
-    gather = Channel.gather
-    sent: dict[int, bytes] = {}
+    exchange = Channel.exchange
+    sent: dict[int, Any] = {}
 
-    def noted(self: Channel, data: bytes) -> Any:
-        sent[id(self)] = data
-        return gather(self, data)
+    def noted(self: Channel, operation: str, *, payload: Any = None, **more: Any) -> Any:
+        if operation == "commit":
+            sent[id(self)] = payload
+        return exchange(self, operation, payload=payload, **more)
 
     def believed(self: Channel) -> Any:
         self._n += 1
-        token = CommitToken.from_text(json.loads(sent[id(self)])[0])
+        token = CommitToken.from_text(sent[id(self)][0]["token"])
         receipt = CommitReceipt(
             commit_seq=token.base_seq + 1,
             epoch=token.epoch,
@@ -249,9 +262,9 @@ def _() -> Sequence[tuple[Any, str, Any]]:
             n_objects=0,
             nbytes=0,
         )
-        return {"receipts": [receipt.to_json()], "error": None}
+        return {"receipts": [receipt.to_json()], "records": [token.records], "error": None}
 
-    return [(Channel, "gather", noted), (Channel, "await_announcement", believed)]
+    return [(Channel, "exchange", noted), (Channel, "await_announcement", believed)]
 
 
 @_mutant("a resume moves what it drops before its manifest", "drop")

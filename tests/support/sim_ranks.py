@@ -19,7 +19,7 @@ from unittest import mock
 
 from numpy.typing import NDArray
 
-from mpistream import agreement, creating, lease, local_store, parallel, resuming, session
+from mpistream import agreement, creating, lease, local_store, owner, parallel, resuming, session
 from mpistream.comm import SwapTimeoutError
 from mpistream.manifest import Manifest
 from mpistream.pipeline import pool_of
@@ -294,6 +294,11 @@ def _one_by_one(calls: Sequence[Any], _: int) -> None:
         call()
 
 
+def _in_order(calls: Sequence[Any], _: int) -> None:
+    for call in calls:
+        call()
+
+
 @contextmanager
 def simulated() -> Iterator[System]:
     """Put simulated calls of the system, time and messages in the place of the real ones; give the system.
@@ -323,6 +328,7 @@ def simulated() -> Iterator[System]:
         mock.patch.object(local_store, "os", system),
         mock.patch.object(local_store, "shutil", system),
         mock.patch.object(local_store, "run_together", _one_by_one),
+        mock.patch.object(owner, "run_together", _in_order),
         mock.patch.object(agreement, "waiting", _waiting),
         mock.patch.object(session, "connect", connect),
         mock.patch.object(session, "pool_of", _pool_of),

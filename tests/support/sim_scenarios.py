@@ -46,6 +46,7 @@ __all__ = [
     "moving",
     "pipelined",
     "refused",
+    "rows",
     "tokens",
     "zombie",
 ]
@@ -57,6 +58,13 @@ def crash(system: System) -> Counter[str]:
     """Crash at every step of a job of two ranks that makes a store and commits two records, and resume."""
     x = Explorer(system, [1, 2])
     x.explore(2, create_main(2), [None, (), (0,), (0, 0)])
+    return x.counts
+
+
+def rows(system: System) -> Counter[str]:
+    """Crash at every step of a job of one rank that makes a store and commits three records, the last in a new row."""
+    x = Explorer(system, [1])
+    x.explore(1, create_main(3), [None, (), (0,), (0, 0), (0, 0, 0)])
     return x.counts
 
 

@@ -82,11 +82,11 @@ class HangingStore(LocalStore):
             self._stop(key)
         super().place(staged, key)
 
-    def sync_folders(self, keys: Iterable[str]) -> None:
+    def sync_folders(self, keys: Iterable[str], known: dict[str, None] | None = None) -> None:
         found = list(keys)
         if any(self._meets("sync_folders", key) for key in found):
             self._stop(found[0])
-        super().sync_folders(found)
+        super().sync_folders(found, known)
 
     def move(self, source: str, target: str, *, parents: bool = True, sync: bool = True) -> bool:
         if self._meets("move", source):

@@ -158,7 +158,7 @@ def test_a_pack_that_is_taken_back_is_taken_back_durably() -> None:
             self.calls.append(f"move {source}")
             return super().move(source, target, parents=parents, sync=sync)
 
-        def sync_folders(self, keys: Any) -> None:
+        def sync_folders(self, keys: Any, known: Any = None) -> None:
             self.calls += [f"sync {key}" for key in keys]
 
         def place(self, staged: str, key: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mpistream as ms
+from mpistream.agreement import Channel
 from mpistream.manifest import MANIFEST_KEY
 from tests.support.faults import FaultyStore
 from tests.support.plain import append_schema
@@ -57,6 +58,21 @@ def on_ranks(n: int, root: Path, fn: Callable[[list[ms.StreamWriter], Stores], A
 def put(writer: ms.StreamWriter) -> None:
     i = writer.n_records
     writer.write_record(float(i), {"u": np.arange(8, dtype="int32")[slice(*writer.region["x"])] + i})
+
+
+def test_a_token_travels_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the vote; what is gathered says of each stream that it stands."""
+    sent: list[bytes] = []
+    gather = Channel.gather
+
+    def noted(self: Channel, data: bytes) -> list[bytes] | None:
+        sent.append(data)
+        return gather(self, data)
+
+    monkeypatch.setattr(Channel, "gather", noted)
+    on_ranks(2, tmp_path, lambda writers, _: ms.commit_all(writers))
+    assert sent == [b"[null]"] * 6 + [b"[null, null, null]"] * 2
+    assert lengths(tmp_path) == [2, 2, 2]
 
 
 def lengths(root: Path, n_streams: int = 3) -> list[int]:

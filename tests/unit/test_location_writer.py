@@ -273,6 +273,7 @@ def test_series_that_are_refused(tmp_path: Path) -> None:
         (1, {"flow": np.zeros((7, 1), "f4")}, "series of shape .7, 1."),
         (1, {"flow": 1.0}, "series of shape .."),
         (1, {"code": np.zeros(7, "f8")}, "float64 into int32 can lose values"),
+        (1, {"flow": np.ma.masked_less(np.arange(7, dtype="f4"), 3)}, "variable 'flow': the block is masked"),
     ):
         with pytest.raises(ms.SchemaError, match=match):
             w.write_location(location, values)  # type: ignore[arg-type]

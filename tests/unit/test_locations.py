@@ -229,6 +229,8 @@ def test_a_plan_counts_each_location_once() -> None:
     plan = ms.plan(make_schema(), [{"id": (0, 10)}, {"id": (10, 23)}, {"id": (0, 0)}])
     assert (plan.writers, plan.nbytes_per_record, plan.n_objects(23)) == ((0, 1), 7 * (4 + 8 + 4), 14)
     assert "raise chunk_locations from 5 to 8" in plan.warnings[0]
+    # Chunks of 5 locations: by default two of each variable are being filled, and two are on their way.
+    assert (plan.writer_memory_nbytes, plan.node_memory_nbytes) == (4 * 5 * 7 * 16, 8 * 5 * 7 * 16)
     large = ms.plan(make_schema(chunk_locations=23), [{"id": (0, 23)}])
     assert large.warnings == ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,8 @@ def test_a_plane_over_four_ranks() -> None:
         nbytes_moved_per_record=0,
         max_writer_nbytes_per_record=2**18,
         max_object_nbytes=2**18,
-        writer_memory_nbytes=2**18,
-        node_memory_nbytes=2**20,
+        writer_memory_nbytes=3 * 2**18,
+        node_memory_nbytes=3 * 2**20,
         warnings=(
             (
                 "objects of variable 't' have 256 KiB before compression, under 4 MiB: raise shard_shape, "
@@ -49,12 +50,12 @@ def test_a_plane_over_four_ranks() -> None:
     )
     assert str(found) == (
         "4 of 4 ranks write 1 MiB a record in 4 objects of at most 256 KiB, 3 folders; "
-        "at most 256 KiB a rank and record, 256 KiB in memory"
+        "at most 256 KiB a rank and record, 768 KiB in memory"
     )
 
 
 def test_rows_of_several_records_and_a_variable_of_fewer_dims() -> None:
-    """Rows count a fraction, memory holds a row and a slab, statics and series don't count."""
+    """Rows count a fraction, memory holds a row, a slab and two records, statics and series don't count."""
     schema = stream(
         {"y": 100, "x": 64},
         {
@@ -82,7 +83,7 @@ def test_rows_of_several_records_and_a_variable_of_fewer_dims() -> None:
     assert found.nbytes_per_record == 100 * 64 * 8 + 100 * 4
     assert found.max_writer_nbytes_per_record == largest + 80 * 4
     assert found.max_object_nbytes == 8 * 40 * 32 * 8
-    assert found.writer_memory_nbytes == largest * (8 + 2) + 80 * 4
+    assert found.writer_memory_nbytes == largest * (8 + 2 + 2) + 80 * 4 * (1 + 2)
     assert found.warnings == (
         (
             "objects of variable 'rows' have 160 B before compression, under 4 MiB: raise shard_shape, "
@@ -130,8 +131,8 @@ def test_a_rearranged_plane() -> None:
     assert found.nbytes_per_record == 8 * 8 * 4
     assert found.max_writer_nbytes_per_record == 8 * 5 * 4
     assert found.n_objects_per_record == 3 / 2
-    # A row of two records, and the record that is received.
-    assert found.writer_memory_nbytes == 8 * 5 * 4 * (2 + 1)
+    # A row of two records, the record that is received, and two records on their way.
+    assert found.writer_memory_nbytes == 8 * 5 * 4 * (2 + 1 + 2)
     assert str(found).endswith(" in memory, 32 B moved between ranks")
 
 
@@ -156,13 +157,33 @@ def test_one_writer_a_node() -> None:
     found = plan(schema, regions, nodes=nodes, writers="node")
     assert (found.n_ranks, found.n_writers, found.n_objects_per_record) == (8, 2, 2)
     assert found.nbytes_moved_per_record == 2 * 3 * 8 * 4
-    # The row of one record, and the record that is received.
-    assert found.writer_memory_nbytes == found.node_memory_nbytes == 32 * 4 * 2
+    # The row of one record, the record that is received, and two records on their way.
+    assert found.writer_memory_nbytes == found.node_memory_nbytes == 32 * 4 * 4
     assert plan(schema, regions, writers="node").n_writers == 1
     assert plan(schema, regions, writers=3).n_writers == 3
     assert plan(schema, regions, writers=20).n_writers == 8
     # Both that write on one node.
-    assert plan(schema, regions, nodes=["a"] * 8, writers=2).node_memory_nbytes == 64 * 4 * 2
+    assert plan(schema, regions, nodes=["a"] * 8, writers=2).node_memory_nbytes == 64 * 4 * 4
+
+
+def test_what_waits_for_threads_counts() -> None:
+    """As it is bounded, for each rank that writes; without threads nothing waits."""
+    schema = stream({"x": 64}, {"t": ms.Variable(("time", "x"), "f4")})
+    regions = [Region.of_box(("x",), ((32 * r, 32 * r + 32),)) for r in range(2)]
+    for bound, pending in ((None, 2 * 32 * 4), (1000, 1000), (0, 0)):
+        found = plan(schema, regions, writers="all", max_pending_nbytes=bound)
+        assert (found.writer_memory_nbytes, found.node_memory_nbytes) == (128 + pending, 2 * (128 + pending))
+    one = plan(schema, [*regions, Region.of_box(("x",), ((0, 0),))], writers="all", max_pending_nbytes=1000)
+    assert one.node_memory_nbytes == 2 * 1128
+
+
+@pytest.mark.parametrize(("threads", "pending"), [(0, 0), (1, 1000)])
+def test_the_plan_of_a_writer_knows_its_options(tmp_path: Path, threads: int, pending: int) -> None:
+    """What may wait for its threads is what they say."""
+    schema = stream({"x": 64}, {"t": ms.Variable(("time", "x"), "f4")})
+    options = ms.Options(threads=threads, max_pending_nbytes=1000)
+    with ms.write_open(tmp_path / "s", schema, options=options) as w:
+        assert w.plan().writer_memory_nbytes == 64 * 4 + pending  # type: ignore[union-attr]
 
 
 def test_objects_of_a_run_are_counted_up() -> None:

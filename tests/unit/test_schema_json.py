@@ -137,7 +137,7 @@ def test_the_fingerprint_leaves_out_what_may_differ() -> None:
         {"chunk_shape": {"time": 2, "y": 2, "x": 3}},
         {"codec": "compact"},
     ],
-    ids=lambda changes: " ".join(changes),
+    ids=" ".join,
 )
 def test_the_fingerprint_holds_what_a_stream_is(changes) -> None:
     """Dims, time, dtypes, fill values, units, layout and codecs."""
