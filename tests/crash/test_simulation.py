@@ -174,7 +174,7 @@ def test_a_wrong_block_is_refused_before_pieces_move(system: System) -> None:
     [
         (sim_scenarios.duel_of_pipelined, 1, 40),
         (sim_scenarios.duel_of_moving, 1, 20),
-        (sim_scenarios.duel_of_indexed, 1, 200),
+        (sim_scenarios.duel_of_indexed, 1, 60),
     ],
 )
 def test_a_rank_frozen_in_other_jobs_can_do_nothing_after_a_resume(
@@ -183,7 +183,7 @@ def test_a_rank_frozen_in_other_jobs_can_do_nothing_after_a_resume(
     """What a job was told stays, whether its commits wait or not, pieces move or records are written again."""
     counts = duel(system, who, every)
     print(dict(counts))
-    assert counts["fenced"] >= 15
+    assert counts["fenced"] >= 10
 
 
 def test_random_chains_of_other_jobs(system: System) -> None:
