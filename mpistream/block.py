@@ -195,9 +195,16 @@ def _scalar(name: str, value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
                 cast = np.array(value, dtype)
         except (OverflowError, ValueError):
             cast = None
-    if cast is None or ((is_exact or dtype.kind in "biu") and not bool(cast == value)):
+    if cast is None or ((is_exact or dtype.kind in "biu") and not _is_same(cast, value)):
         raise SchemaError(f"variable {name!r}: {value!r} does not fit {dtype.name}", kind="dtype")
     return cast
+
+
+def _is_same(cast: NDArray[Any], value: Any) -> bool:
+    if isinstance(value, np.integer) and np.isfinite(cast):
+        # As Python compares integers: numpy would make floats of both, rounded.
+        return int(cast.real) == int(value)
+    return bool(cast == value)
 
 
 def check_time(t: Any, last_t: float | None) -> float:

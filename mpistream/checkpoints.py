@@ -24,7 +24,7 @@ from mpistream.agreement import Channel
 from mpistream.comm import connect
 from mpistream.description import AppendTime
 from mpistream.errors import FormatError, MPIStreamError, ResumeError, SchemaError
-from mpistream.manifest import CHECKPOINT_ATTR, Manifest, parse_epoch
+from mpistream.manifest import CHECKPOINT_ATTR, MANIFEST_KEY, Manifest, parse_epoch
 from mpistream.options import Options, resolve_options
 from mpistream.reader import StoreReader, open_reader
 from mpistream.region import RegionLike
@@ -185,8 +185,12 @@ class CheckpointPair:
     def _states(self) -> tuple[dict[int, tuple[int, Manifest]], list[tuple[int, FormatError]]]:
         """Return slot -> number and manifest of each state that is whole, and the slots with damaged ones."""
         whole, damaged = {}, []
+        store = open_store(self._url)
+        if os.path.isfile(self._url) or store.read(MANIFEST_KEY) is not None:
+            what = "a file" if os.path.isfile(self._url) else "a stream"
+            raise FormatError(f"{self._url} is {what}, and not the folder of a CheckpointPair", kind="foreign")
         # Of more than are kept now, too: the newest may be among them.
-        for slot in (s for name in open_store(self._url).list() if (s := parse_epoch(name)) is not None):
+        for slot in (s for name in store.list() if (s := parse_epoch(name)) is not None):
             try:
                 manifest = read_manifest(open_store(f"{self._url}/{slot}"))
                 number = None if manifest is None else manifest.schema.attrs.get(CHECKPOINT_ATTR)

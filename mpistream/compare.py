@@ -282,7 +282,8 @@ class _Comparer:
     def _own_shape(self, reader: StoreReader, node: Node) -> tuple[int, ...]:
         """Return a shape, without the time dim, of which `_records` has said what there is to say."""
         assert node.shape is not None
-        return node.shape[1:] if self._is_over_time(reader, node) else node.shape
+        both = self._a.is_stream and self._b.is_stream
+        return node.shape[1:] if both and self._is_over_time(reader, node) else node.shape
 
     @staticmethod
     def _is_over_time(reader: StoreReader, node: Node) -> bool:

@@ -57,7 +57,9 @@ class CreateRequest:
                     "the values to create another one",
                     kind="values",
                 )
-        self._given = self.schema = schema
+        # An object of its own: what is rendered of a schema once for an opening is not another opening's, for which the
+        # program may have changed attributes in between.
+        self._given = self.schema = schema.with_layout({})
         self._overwrite = overwrite
         self.leftovers: list[str] = []
         """What was replaced, in the stage folder, to be deleted when the store is open."""

@@ -44,22 +44,26 @@ class AppendTime:
         ``360_day``, or another name of these.
     attrs
         More attributes of the time coordinate.
+    is_stored
+        In a schema that comes from a store; not to be given. What lies there is read, whatever its units are.
     """
 
     units: str
     calendar: str = "proleptic_gregorian"
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    is_stored: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_time(self)
+        _check_time(self, is_stored=self.is_stored)
 
 
-def _check_time(time: AppendTime | IndexedTime) -> None:
+def _check_time(time: AppendTime | IndexedTime, *, is_stored: bool) -> None:
     for name in ("units", "calendar"):
         value = getattr(time, name)
         if not isinstance(value, str) or not value:
             raise SchemaError(f"time {name} {value!r}: give a non-empty string", kind="time")
-    check_units(time.units, time.calendar)
+    if not is_stored:
+        check_units(time.units, time.calendar)
     for name in json_object("time attributes", time.attrs):
         if name in ("units", "calendar"):
             raise SchemaError(f"time attribute {name!r} stands in attrs; give {name}=", kind="time")
@@ -94,7 +98,7 @@ class IndexedTime:
         self.units = units
         self.calendar = calendar
         self.attrs: Mapping[str, Any] = {} if attrs is None else attrs
-        _check_time(self)
+        _check_time(self, is_stored=times is None)
         self.times: NDArray[np.float64] | None = None
         self.n_records = n_records
         self.digest = digest

@@ -109,6 +109,7 @@ class Lease:
             raise FormatError(f"{LEASE_KEY} is damaged: {len(data)} bytes that are no JSON object")
         hints = typing.get_type_hints(cls)
         values: dict[str, Any] = {name: document.get(name) for name in hints}
+        values["failed"] = document.get("failed", False)
         # JSON's true is no number, though Python says so.
         flags = ("closed", "failed")
         wrong = [n for n, v in values.items() if not isinstance(v, hints[n]) or isinstance(v, bool) != (n in flags)]
@@ -199,6 +200,13 @@ def wait_until_free(
                 # Another run id is another writer: judged anew, and waited for anew.
                 if is_dead is False or (watched is not None and watched.run_id == lease.run_id):
                     raise _refusal(store, lease)
+            elif seen is not None and watched is None:
+                # Two that can't be read, one after the other: somebody refreshes them, of another version maybe.
+                raise StoreError(
+                    f"{store.url} is being written: its lease can't be read, and changes; wait for the writer to end, "
+                    "or pass takeover=True if it shall lose the store",
+                    kind="lease",
+                )
             ttl = _DAMAGED_TTL if lease is None else lease.ttl
             owner = "a writer whose lease is damaged" if lease is None else lease
             _log.warning("%s: waiting up to %g s to see whether it is alive: %s", store.url, ttl, owner)

@@ -28,7 +28,7 @@ def write_open_locations(
     chunk_locations: int | None = None,
     share: tuple[int, int] | None = None,
     options: Options | None = None,
-    units: str = "seconds since 1970-01-01",
+    units: str | None = None,
     calendar: str = "proleptic_gregorian",
     inner_locations: int | None = None,
     coords: Mapping[str, Coordinate | ArrayLike] | None = None,

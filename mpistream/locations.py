@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from mpistream.arrays import Role
+from mpistream.block import as_array
 from mpistream.description import Coordinate, IndexedTime, LocationTime, Variable
 from mpistream.errors import SchemaError
 from mpistream.ranges import Ranges, count, difference, union
@@ -97,7 +98,7 @@ def location_schema(
     times: IndexedTime | ArrayLike,
     variables: Mapping[str, Variable | DTypeLike],
     *,
-    units: str = "seconds since 1970-01-01",
+    units: str | None = None,
     calendar: str = "proleptic_gregorian",
     chunk_locations: int | None = None,
     inner_locations: int | None = None,
@@ -118,7 +119,7 @@ def location_schema(
     variables
         Name -> dtype, or a `Variable` with the dims ``("id", "time")``.
     units, calendar
-        CF units and calendar of ``times``.
+        CF units and calendar of ``times``; numbers need units, dates are counted in seconds since 1970 without.
     chunk_locations
         Locations of a chunk; by default chosen by `mpistream.chunk_locations` when the number of ranks is known.
     inner_locations
@@ -142,7 +143,14 @@ def location_schema(
             f"times of {', '.join(map(repr, times))}: a location series has one time axis; write a store for each",
             kind="time",
         )
-    axis = times if isinstance(times, IndexedTime) else IndexedTime(times, units=units, calendar=calendar)
+    if isinstance(times, IndexedTime):
+        axis = times
+    elif units is None and as_array("times", times).dtype.kind in "iuf":
+        raise SchemaError(
+            "times are numbers: give units=, such as 'hours since 2000-01-31', or dates instead of numbers", kind="time"
+        )
+    else:
+        axis = IndexedTime(times, units=units or "seconds since 1970-01-01", calendar=calendar)
     names = Coordinate((LOCATION_DIM,), _checked_ids(ids), dtype=str, attrs={"cf_role": "timeseries_id"})
     n_locations, n_times = len(np.asarray(names.values)), axis.n_records
     if not isinstance(variables, Mapping) or not variables:

@@ -19,6 +19,7 @@ __all__ = [
     "canonical_json",
     "cast_times",
     "check_name",
+    "check_writers",
     "dtype_name",
     "fill_array",
     "fill_from_json",
@@ -54,6 +55,23 @@ _MAX_DEPTH = 64
 
 # Linux NAME_MAX is 255 bytes; chunk keys with "." grow from the array's name only below its folder.
 _MAX_NAME_NBYTES = 200
+
+
+def check_writers(writers: Any, rearrange: Any) -> None:
+    """Check who shall write, and whether pieces may move, as `Options` has them.
+
+    Not collective.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``option``.
+    """
+    is_count = isinstance(writers, int) and not isinstance(writers, bool) and writers > 0
+    if not is_count and writers not in ("all", "node", "auto"):
+        raise SchemaError(f"option writers {writers!r}: use 'all', 'node', 'auto' or a number above 0", kind="option")
+    if rearrange not in ("auto", "never"):
+        raise SchemaError(f"option rearrange {rearrange!r}: use 'auto' or 'never'", kind="option")
 
 
 def check_name(what: str, name: Any) -> str:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mpistream.errors import SchemaError
+from mpistream.names import check_writers
 
 __all__ = ["Options", "resolve_options"]
 
@@ -81,13 +82,9 @@ class Options:
             raise SchemaError(
                 f"option threads {self.threads!r}: use None or a number of threads, 0 or more", kind="option"
             )
-        is_count = isinstance(self.writers, int) and not isinstance(self.writers, bool) and self.writers > 0
-        if not is_count and self.writers not in ("all", "node", "auto"):
-            raise SchemaError(
-                f"option writers {self.writers!r}: use 'all', 'node', 'auto' or a number above 0", kind="option"
-            )
-        if self.rearrange not in ("auto", "never"):
-            raise SchemaError(f"option rearrange {self.rearrange!r}: use 'auto' or 'never'", kind="option")
+        check_writers(self.writers, self.rearrange)
+        if not isinstance(self.progress, bool):
+            raise SchemaError(f"option progress {self.progress!r}: use True or False", kind="option")
         if self.max_pending_nbytes is not None and not _is_positive(self.max_pending_nbytes):
             raise SchemaError(
                 f"option max_pending_nbytes {self.max_pending_nbytes!r}: give a number of bytes above 0",
@@ -129,10 +126,15 @@ def resolve_options(options: Options | None, environment: Mapping[str, str] | No
     try:
         with open(path, "rb") as file:
             found = tomllib.load(file)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SchemaError(f"${_VARIABLE} = {path}: not valid TOML: {error}", kind="option") from error
+    except OSError as error:
         raise SchemaError(f"${_VARIABLE} = {path}: {error}", kind="option") from error
     known = {f.name for f in fields(Options)}
     unknown = sorted(set(found) - known)
     if unknown:
         raise SchemaError(f"${_VARIABLE} = {path}: unknown options {unknown}; known are {sorted(known)}", kind="option")
-    return Options(**found)
+    try:
+        return Options(**found)
+    except SchemaError as error:
+        raise SchemaError(f"${_VARIABLE} = {path}: {error}", kind="option") from error

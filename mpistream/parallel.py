@@ -624,7 +624,7 @@ class StreamWriter:
         self._check_no_record("close")
         if not self._channel.is_usable():
             self._say_what_is_lost("MPI is finalised or a rank has failed")
-            self._release(failed=True)
+            self._release(failed=self._channel.failure is not None or self._has_uncommitted())
             if self._channel.failure is not None:
                 raise self._channel.failure
             return
@@ -647,17 +647,12 @@ class StreamWriter:
         """Hear that no rank has anything against it; what each has done goes with its vote."""
 
         def answer(votes: list[Any]) -> list[Any]:
-            return [RunStats.of(votes, **self._totals()).to_json()] * len(votes)
+            totals = {"n_records": self._n_new_records, "n_commits": self.stats.n_commits}
+            return [RunStats.of(votes, **totals).to_json()] * len(votes)
 
-        own, wrong = self.stats.to_json(), self._why_not_close()
+        own = {**self.stats.to_json(), "elapsed": time.perf_counter() - self._began}
+        wrong = self._why_not_close()
         self.stats.run = RunStats(**self._exchange("close", payload=own, failure=wrong, answer=answer))
-
-    def _totals(self) -> dict[str, Any]:
-        return {
-            "n_records": self._n_new_records,
-            "n_commits": self.stats.n_commits,
-            "elapsed": time.perf_counter() - self._began,
-        }
 
     def _why_not_close(self) -> MPIStreamError | None:
         """Return why a stream whose last commit went well is not whole."""
@@ -765,6 +760,9 @@ class StreamWriter:
     def _keep_lease(self) -> None:
         if self._owner is not None and self._owner.keeper is not None:
             self._owner.keeper.refresh_if_due()
+
+    def _has_uncommitted(self) -> bool:
+        return self._writer.has_pending(self._writer.records_to_commit(partial_rows=True))
 
     def _say_what_is_lost(self, why: str) -> None:
         if n := self.n_records - self.n_committed:
@@ -892,4 +890,4 @@ def _at_exit() -> None:
     for writer in (w for w in _all_open() if not w._is_forked()):
         writer._say_what_is_lost("the writer was not closed")
         if writer._owner is not None and writer._owner.keeper is not None:
-            writer._owner.keeper.close(failed=not writer._commits_tokens)
+            writer._owner.keeper.close(failed=not writer._commits_tokens and writer._has_uncommitted())

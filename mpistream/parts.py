@@ -163,8 +163,8 @@ class PartWriter(StreamWriter):
         if not (self._is_closed or self._is_forked()):
             self._release(failed=False)
             # What became of its records, whoever commits them knows.
-            totals = {**self._totals(), "n_records": self.stats.n_records}
-            self.stats.run = RunStats.of([self.stats.to_json()], **totals)
+            own = {**self.stats.to_json(), "elapsed": time.perf_counter() - self._began}
+            self.stats.run = RunStats.of([own], n_records=self.stats.n_records, n_commits=self.stats.n_commits)
             self._log(logging.INFO, "part %d closed: %s", self._writer.writer, self.stats.run)
 
     def _log_open(self) -> None:

@@ -14,6 +14,7 @@ from mpistream.errors import SchemaError, counted
 from mpistream.holding import checked_holdings, plain_region
 from mpistream.layout import SMALL_OBJECT_NBYTES
 from mpistream.locations import chunk_locations, row_length
+from mpistream.names import check_writers
 from mpistream.region import RegionLike
 from mpistream.schema import StreamSchema
 from mpistream.tiling import box_n_cells
@@ -138,7 +139,14 @@ def plan(
     SchemaError, AlignmentError, TilingError
         As in `write_open`; for `Indices`, too.
     """
+    check_writers(writers, rearrange)
+    if not isinstance(regions, Iterable):
+        raise SchemaError(f"regions {regions!r}: give the region of each rank, as decompose does", kind="region")
     given = [plain_region(region) for region in regions]
+    if nodes is not None and len(nodes) != len(given):
+        raise SchemaError(
+            f"{len(nodes)} nodes for {len(given)} regions: give the name of the node of each rank", kind="region"
+        )
     held = checked_holdings(given, schema)
     if held.indexed_dims:
         raise SchemaError(

@@ -89,7 +89,10 @@ def picture(
         if over_time:
             values = np.array([reader.read_record(name, i, region).reshape(()) for i in _committed(reader)])
         elif array.has_time and reader.schema.is_location_series:
-            raise SchemaError(f"{reader!r} is a location series, which is not drawn; use read_location", kind="mode")
+            raise SchemaError(
+                f"{name!r} has a series at each location, which is not drawn; read_location gives one as an array",
+                kind="mode",
+            )
         elif array.has_time:
             i = _last_committed(reader) if record is None else record
             values = reader.read_record(name, i, region)
@@ -121,7 +124,7 @@ def _committed(reader: StoreReader) -> list[int]:
 
 def _last_committed(reader: StoreReader) -> int:
     if not reader.committed:
-        raise SchemaError(f"{reader!r}: no record is committed yet", kind="index")
+        raise SchemaError("no record is committed yet", kind="index")
     return reader.committed[-1][1] - 1
 
 
@@ -164,8 +167,8 @@ def _index_at(reader: StoreReader, array: ArraySpec, dim: str, text: str) -> tup
 
 def _axis(reader: StoreReader, dim: str) -> Axis:
     array = reader.schema.arrays.get(dim)
-    n = reader.schema.dims[dim]
-    assert n is not None
+    length = reader.schema.dims[dim]
+    n = reader.n_records if length is None else length  # of locations
     if array is None:
         return Axis(dim=dim, values=np.arange(n), label=f"{dim} (index)")
     values = reader.read_static(dim)

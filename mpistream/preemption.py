@@ -240,7 +240,15 @@ class PreemptionGuard:
         ends = [e for e in (end, deadline) if e is not None]
         if ends:
             # From here on the clock that nobody sets.
-            self._stop_at = time.monotonic() + min(ends) - time.time() - self._margin
+            left = min(ends) - time.time()
+            if left <= self._margin:
+                _log.warning(
+                    "%.0f s are left before the end of the job, and the margin is %.0f s: it is to stop at once; "
+                    "a deadline is in seconds since 1970, as time.time() gives them",
+                    left,
+                    self._margin,
+                )
+            self._stop_at = time.monotonic() + left - self._margin
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signum = number

@@ -565,7 +565,7 @@ class StreamSchema:
         time = document["time"]
         described = {"units": time["units"], "calendar": time["calendar"], "attrs": time["attrs"]}
         if time["mode"] == "append":
-            mode: AppendTime | IndexedTime | LocationTime = AppendTime(**described)
+            mode: AppendTime | IndexedTime | LocationTime = AppendTime(**described, is_stored=True)
             if (time["n_records"], time["digest"]) != (None, None):
                 raise FormatError("time of mode 'append' has a number of records", kind="schema")
         elif time["mode"] == "indexed":

@@ -155,7 +155,8 @@ def _records(records: Any, n: int) -> range:
     if records is None:
         return range(n)
     if isinstance(records, slice):
-        found = range(n)[records]
+        # Not cut at the end, as Python does: who names records that are not there is told so.
+        found = range(n)[records] if records.stop is None or records.stop <= n else range(0)
     elif isinstance(records, range):
         found = records
     elif isinstance(records, Sequence) and len(records) == _PAIR and not isinstance(records, str):

@@ -101,12 +101,12 @@ class RunStats:
     """Bytes of objects, over all ranks."""
     n_objects: int
     elapsed: float
-    """Seconds from the opening to the last commit."""
+    """Seconds from the opening to the last commit, of the rank that was at it for longest."""
     seconds: Mapping[str, float]
     """The most that any rank has of each of `WriterStats.seconds`, and of ``blocked``."""
 
     @classmethod
-    def of(cls, votes: Sequence[Mapping[str, Any]], *, n_records: int, n_commits: int, elapsed: float) -> RunStats:
+    def of(cls, votes: Sequence[Mapping[str, Any]], *, n_records: int, n_commits: int) -> RunStats:
         """Return the account of all ranks.
 
         Not collective.
@@ -114,8 +114,8 @@ class RunStats:
         Parameters
         ----------
         votes
-            `WriterStats.to_json` of each rank.
-        n_records, n_commits, elapsed
+            `WriterStats.to_json` of each rank, and its ``elapsed``.
+        n_records, n_commits
             As here.
         """
         return cls(
@@ -125,7 +125,7 @@ class RunStats:
             nbytes_in=sum(v["nbytes_in"] for v in votes),
             nbytes_encoded=sum(v["nbytes_encoded"] for v in votes),
             n_objects=sum(v["n_objects"] for v in votes),
-            elapsed=elapsed,
+            elapsed=max(v["elapsed"] for v in votes),
             seconds={what: max(v["seconds"][what] for v in votes) for what in votes[0]["seconds"]},
         )
 

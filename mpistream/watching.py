@@ -130,7 +130,7 @@ class Watch:
             last_date=decode_time(manifest.last_t, schema.time.units, schema.time.calendar),
             time_units=schema.time.units,
             rate=rate,
-            eta=missing / rate if missing is not None and rate else None,
+            eta=missing / rate if state in ("running", "unknown") and missing is not None and rate else None,
             nbytes=self._nbytes(now),
             seconds_since_commit=None if self._came is None else now - self._came,
         )

@@ -12,6 +12,7 @@ from mpistream.cli.terminal import Column, app, console_of, failed, line, say, s
 from mpistream.errors import MPIStreamError, counted
 from mpistream.info import decode_time
 from mpistream.node import Node
+from mpistream.ranges import count
 from mpistream.reader import StoreReader, open_reader
 
 __all__ = ["ls"]
@@ -63,12 +64,16 @@ def _facts(url: str, reader: StoreReader) -> dict[str, Any]:
         time = reader.schema.time
         units = {"units": time.units, "calendar": time.calendar}
         if reader.committed:
-            bounds = reader.committed[0][0], reader.committed[-1][1] - 1
+            first, last = reader.committed[0][0], reader.committed[-1][1] - 1
+            if reader.schema.is_location_series:
+                # Each record is a location, and has all times.
+                first, last = 0, len(reader.times) - 1
             name = reader.schema.time_dim
-            times = [float(reader.read_array(name, [(i, i + 1)])[0]) for i in bounds]
+            times = [float(reader.read_array(name, [(i, i + 1)])[0]) for i in (first, last)]
     return {
         "url": url,
         "n_records": reader.n_records if reader.is_stream else None,
+        "n_committed": count(reader.committed) if reader.is_stream else None,
         "first_t": times[0],
         "last_t": times[1],
         "time": units,
@@ -96,6 +101,8 @@ def _title(facts: dict[str, Any]) -> str:
     if facts["n_records"] is None:
         return f"{line(facts['url'])}: no stream"
     found = f"{line(facts['url'])}: {counted(facts['n_records'], 'record')}"
+    if facts["n_committed"] != facts["n_records"]:
+        found += f", {facts['n_committed']} committed"
     if facts["last_t"] is None:
         return found
     units, calendar = facts["time"]["units"], facts["time"]["calendar"]

@@ -94,7 +94,8 @@ def _schema_of(text: str) -> StreamSchema:
             found = runpy.run_path(where)[name] if is_file else getattr(importlib.import_module(where), name)
     except MPIStreamError:
         raise
-    except (AttributeError, ImportError, KeyError, OSError) as error:
+    except Exception as error:
+        # The file is the user's, and may raise anything.
         raise SchemaError(f"{text}: {type(error).__name__}: {error}; give FILE.py:NAME", kind="schema") from error
     if not isinstance(found, StreamSchema):
         raise SchemaError(f"{text} is a {type(found).__name__}; give the name of a StreamSchema", kind="schema")

@@ -36,7 +36,6 @@ _OPTIONS = {
     "pass overwrite=True": "give --overwrite",
     "leave the record out": "leave --record out",
     "leave it out, or export on one process": "leave --deflate out, or export on one process",
-    "use read_location": "`mpistream export` writes it",
     "; refresh() looks for newer ones": "",
     "; refresh() looks again": "",
     "hierarchy() lists its arrays and read_array() reads them": "`mpistream ls` lists its arrays",

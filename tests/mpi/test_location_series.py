@@ -163,7 +163,7 @@ def test_close_requires_all_locations(comm: MPI.Intracomm, mpi_tmp_path: Path) -
     write(w, [i for i in w.missing() if i not in (3, 4, 21)])
     error = error_on_all(comm, w.close)
     assert (type(error), error.kind) == (ms.CommitError, "incomplete")
-    assert "3 of 23 locations were not written: 3 to 4, 21 to 21" in str(error)
+    assert "3 of 23 locations not written: 3 to 4, 21 to 21" in str(error)
     assert on_root(comm, lambda: ms.open_reader(url).committed) == ((0, 3), (5, 21), (22, 23))
     with resumed(comm, url) as again:
         write(again, again.missing())

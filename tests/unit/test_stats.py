@@ -33,19 +33,20 @@ def test_sums_and_maxima_over_ranks() -> None:
     """Blocked is the most of one rank, not the sum of what is most of several."""
     ranks = [stats_of(rank) for rank in range(2)]
     assert [s.blocked for s in ranks] == [3.0, 3.0]
-    run = RunStats.of([s.to_json() for s in ranks], n_records=7, n_commits=3, elapsed=60.0)
+    run = RunStats.of([{**s.to_json(), "elapsed": 60.0 - k} for k, s in enumerate(ranks)], n_records=7, n_commits=3)
     assert (run.n_ranks, run.nbytes_in, run.nbytes_encoded, run.n_objects) == (2, 6000 * 2**20, 2000 * 2**20 + 1, 10)
+    assert run.elapsed == 60.0
     assert dict(run.seconds) == {**dict.fromkeys(WHAT, 2.0), "blocked": 3.0}
     assert RunStats(**run.to_json()) == run
 
 
 def test_the_line_says_it_all() -> None:
-    run = RunStats.of([stats_of(0).to_json()], n_records=7, n_commits=3, elapsed=60.0)
+    run = RunStats.of([{**stats_of(0).to_json(), "elapsed": 60.0}], n_records=7, n_commits=3)
     assert str(run) == (
         "7 records in 3 commits by 1 rank, 2.93 GiB as 1000 MiB (ratio 3.00) in 5 objects; "
         "seconds of the slowest rank: blocked 3 of 60 (5.0%, 1000 MiB/s), wait 1, encode 2, write 1, sync 2"
     )
-    nothing = RunStats.of([WriterStats().to_json()], n_records=0, n_commits=0, elapsed=0.0)
+    nothing = RunStats.of([{**WriterStats().to_json(), "elapsed": 0.0}], n_records=0, n_commits=0)
     assert (nothing.ratio, WriterStats().ratio) == (None, None)
     assert str(nothing).startswith("0 records in 0 commits by 1 rank, 0 B as 0 B in 0 objects; seconds of the slowest")
     assert "blocked 0 of 0 (all), wait 0" in str(nothing)
