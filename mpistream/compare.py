@@ -343,7 +343,7 @@ class _Comparer:
         assert values.first is not None
         record, index, text_a, text_b = values.first
         if record is None and self._is_over_time(self._a, node):
-            (record,), index = index, ()
+            record, index = index[0], index[1:]
         # Without names the axes have none; of a record the time dim has no index.
         dims = (node.dims or (None,) * len(index))[-len(index) :] if index else ()
         at = [] if record is None else [f"record {record}"]

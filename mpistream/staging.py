@@ -131,6 +131,7 @@ class Stager:
 
     def stage(self, items: Sequence[StagedObject]) -> None:
         """Stage objects now, whatever else waits; raise the first failure."""
+        before = self._work.failure
         for item in items:
             self._work.stage(item, self._scratch)
         try:
@@ -138,7 +139,7 @@ class Stager:
         finally:
             # Said now: who looks for failures of the background shall not find it a second time, but one of its own.
             if any(self._work.failure is item.error for item in items):
-                self._work.failure = None
+                self._work.failure = before
             for item in items:
                 item.error = None
 

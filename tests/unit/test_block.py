@@ -379,6 +379,8 @@ def test_a_scalar_is_the_block_of_a_variable_without_dims() -> None:
         (10**400, "float64"),
         (np.int64(256), "uint8"),
         (np.int64(2**24 + 1), "float32"),  # as an array it would be refused, too
+        (np.int64(2**60 + 1), "float32"),  # numpy compares it with the float as a float
+        (np.int64(2**62 + 1), "complex64"),
         (np.float32(1.5), "int32"),
         (np.float32(math.nan), "int32"),
         (np.complex64(1), "float32"),

@@ -186,3 +186,16 @@ def test_fixed_times_are_refused() -> None:
         with pytest.raises(ms.SchemaError, match="StreamSchema with AppendTime"):
             ms.CheckpointPair("restart", wrong)  # type: ignore[arg-type]
     assert repr(ms.CheckpointPair("restart/", make_schema())) == "CheckpointPair('restart', keep=2)"
+
+
+def test_what_is_no_pair_is_not_a_pair_without_states(tmp_path: Path) -> None:
+    """None means to start from scratch: a path that was mistaken must not."""
+    (tmp_path / "file").write_text("x")
+    with ms.write_open(tmp_path / "stream", make_schema(), options=OPTIONS) as w:
+        w.write_static("mask", np.zeros(4, "int8"))
+    for name, what in (("file", "a file"), ("stream", "a stream")):
+        pair = ms.CheckpointPair(tmp_path / name, make_schema())
+        for call in (pair.restore, lambda pair=pair: save(pair, 1)):
+            with pytest.raises(ms.FormatError, match=f"is {what}, and not the folder of a CheckpointPair"):
+                call()
+    assert ms.CheckpointPair(tmp_path / "new", make_schema()).restore() is None

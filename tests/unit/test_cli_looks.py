@@ -17,6 +17,7 @@ import pytest
 import mpistream as ms
 from mpistream.compare import compare
 from mpistream.lease import Lease
+from mpistream.watching import Watch
 from tests.support.info_store import make_schema, make_store
 from tests.support.plain import QUICK, append_schema
 
@@ -245,3 +246,81 @@ def test_messages_name_options_and_not_arguments(store: Path, tmp_path: Path) ->
     )
     done = run("plan", store, "--ranks", "2", "--writers", "7")
     assert "warning: --writers 7, but only 2 ranks: no more than those write\n" in done.stdout
+
+
+def test_a_location_series_has_all_its_times_and_plots_where_it_lies(tmp_path: Path) -> None:
+    """More locations than times, or fewer: `ls` names the time axis; `plot` draws a coordinate, and no series."""
+    pytest.importorskip("matplotlib", reason="needs matplotlib, from the extra plot")
+    ids = [f"cat-{i}" for i in range(5)]
+    coords = {"lat": np.linspace(40.0, 50.0, 5)}
+    url = tmp_path / "s"
+    with ms.write_open_locations(
+        url, ids, np.arange(3.0), {"flow": "f4"}, units="hours since 2000-01-01", coords=coords, options=QUICK
+    ) as w:
+        for i in range(5):
+            w.write_location(i, {"flow": np.arange(3, dtype="f4")})
+    done = run("ls", url)
+    assert done.stdout.startswith(f"{url}: 5 records, t 0.0 to 2.0 hours since 2000-01-01 ")
+    assert run("plot", url, "lat", "-o", tmp_path / "lat.png").exit_code == 0
+    assert (tmp_path / "lat.png").stat().st_size > 1000
+    done = run("plot", url, "flow")
+    assert is_one_line(done, 1, "'flow' has a series at each location, which is not drawn; read_location")
+
+
+def test_ls_says_what_is_committed_of_fixed_times(tmp_path: Path) -> None:
+    schema = ms.StreamSchema(
+        dims={"time": None, "x": 2},
+        time=ms.IndexedTime([0.0, 1.0, 2.0], units="hours since 2000-01-01"),
+        variables={"v": ms.Variable(("time", "x"), "f4")},
+    )
+    with ms.write_open(tmp_path / "s", schema, options=QUICK) as w:
+        w.write_record_at(1, 1.0, {"v": 1.0})
+    assert run("ls", tmp_path / "s").stdout.startswith(f"{tmp_path / 's'}: 3 records, 1 committed, t 1.0 to 1.0")
+
+
+def test_diff_with_a_plain_copy_compares_the_values(store: Path, tmp_path: Path) -> None:
+    xarray = pytest.importorskip("xarray")
+    copy = tmp_path / "copy.zarr"
+    data = xarray.open_zarr(store, decode_times=False, consolidated=True)[["temperature"]].drop_encoding()
+    data.to_zarr(copy, zarr_format=3)
+    assert run("diff", store, copy, "--var", "temperature").exit_code == 0
+    data["temperature"][3, 2, 1] += 1
+    data.to_zarr(copy, mode="w", zarr_format=3)
+    done = run("diff", store, copy, "--var", "temperature")
+    assert (done.exit_code, "record 3" in done.stdout, "y[2] x[1]" in done.stdout) == (1, True, True)
+
+
+def test_no_time_is_left_of_a_run_that_is_over(tmp_path: Path) -> None:
+    """Records came while it was watched; then it was closed below its goal."""
+    url = tmp_path / "s"
+    schema = append_schema({"y": 2}, {"v": ms.Variable(("time", "y"), "f4")})
+    w = ms.write_open(url, schema, options=QUICK)
+    now = [0.0]
+    watcher = Watch(url, n_total=10, clock=lambda: now[0])
+    watcher.look()
+    for i in range(2):
+        w.write_record(float(i), {"v": 1.0})
+        w.commit()
+        now[0] += 1.0
+        seen = watcher.look()
+    assert seen.eta is not None
+    w.close()
+    now[0] += 1.0
+    seen = watcher.look()
+    assert (seen.state, seen.n_records, seen.eta) == ("closed", 2, None)
+
+
+def test_a_schema_file_that_is_no_python_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("x = (")
+    done = run("plan", f"{tmp_path / 'bad.py'}:schema", "--ranks", "4")
+    assert is_one_line(done, 1, "SyntaxError: '(' was never closed")
+
+
+def test_a_script_that_ends_with_all_committed_has_not_failed(tmp_path: Path) -> None:
+    """Nothing is missing, though the writer was never closed."""
+    with ms.write_open(tmp_path / "s", append_schema({"y": 2}, {"v": ms.Variable(("time", "y"), "f4")})):
+        pass
+    code = "import sys, mpistream as ms; w = ms.write_resume(sys.argv[1]); w.write_record(0.0, {'v': 1.0}); w.commit()"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], timeout=60, check=True)
+    done = run("watch", tmp_path / "s")
+    assert (done.exit_code, done.stdout[:18]) == (0, "closed: 1 record, ")

@@ -475,6 +475,23 @@ class TestWait:
         wait(store, fake)
         assert sum(fake.slept) == pytest.approx(10)
 
+    def test_a_lease_that_cannot_be_read_and_changes_is_somebodys(self, store):
+        put(store, b"{}")
+        fake = FakeTime({10: lambda: put(store, b"{ }")})
+        with pytest.raises(StoreError, match="its lease can't be read, and changes") as caught:
+            wait(store, fake)
+        assert caught.value.kind == "lease"
+        assert sum(fake.slept) == pytest.approx(10)
+
+    def test_a_lease_without_the_newest_field_is_one(self, store):
+        document = json.loads(elsewhere(closed=True).to_bytes())
+        del document["failed"]
+        put(store, json.dumps(document).encode())
+        fake = FakeTime()
+        wait(store, fake)
+        assert fake.slept == []
+        assert read_lease(store) == elsewhere(closed=True)
+
     def test_a_lease_that_vanishes_sets_it_free(self, store):
         put(store, elsewhere(ttl=30))
         fake = FakeTime({10: lambda: store.delete(LEASE_KEY)})

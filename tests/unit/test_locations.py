@@ -314,3 +314,12 @@ def test_rows_put_at_once_are_those_put_one_by_one(inner: int) -> None:
 def test_the_row_length_is_that_of_the_variables() -> None:
     """Not that of a coordinate."""
     assert row_length(make_schema(chunk_locations=4)) == 4
+
+
+def test_numbers_need_units() -> None:
+    """Else they would silently be seconds since 1970; dates need none."""
+    with pytest.raises(ms.SchemaError, match="times are numbers: give units=") as caught:
+        ms.location_schema(["a"], [0.0, 1.0], {"v": "f4"})
+    assert caught.value.kind == "time"
+    dates = np.array(["2000-01-01", "2000-01-02"], "datetime64[s]")
+    assert ms.location_schema(["a"], dates, {"v": "f4"}).time.units == "seconds since 1970-01-01"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -132,3 +133,19 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path) -> None:
         with pytest.raises(SchemaError) as caught:
             resolve_options(None, site(path))
         assert str(caught.value).startswith(f"$MPISTREAM_OPTIONS = {path}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('progress = "no"', "option progress 'no': use True or False"),
+        ('timeout = "long"', "option timeout 'long': give seconds above 0"),
+        ("timeout = ", "not valid TOML: Invalid value"),
+    ],
+)
+def test_what_is_wrong_in_the_file_of_a_site_names_the_file(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(text)
+    with pytest.raises(SchemaError) as caught:
+        resolve_options(None, {"MPISTREAM_OPTIONS": str(path)})
+    assert str(caught.value).startswith(f"$MPISTREAM_OPTIONS = {path}: {says}")

@@ -320,3 +320,17 @@ def test_what_is_not_partitioned_needs_no_warning() -> None:
     found = plan(schema, shard_regions(schema, 1))
     assert (found.n_objects_per_record, found.nbytes_per_record) == (2, 4 * 2**20 + 16)
     assert found.warnings == ()
+
+
+def test_bad_arguments_are_named() -> None:
+    schema = stream({"x": 12}, {"u": ms.Variable(("time", "x"), "f4")})
+    regions = ms.decompose(schema, 4)
+    for more, text in (
+        ({"writers": "nodes"}, "option writers 'nodes': use 'all'"),
+        ({"rearrange": "no"}, "option rearrange 'no': use 'auto'"),
+        ({"nodes": ["a", "b"]}, "2 nodes for 4 regions"),
+    ):
+        with pytest.raises(ms.SchemaError, match=text):
+            ms.plan(schema, regions, **more)
+    with pytest.raises(ms.SchemaError, match="regions 4: give the region of each rank"):
+        ms.plan(schema, 4)  # type: ignore[arg-type]

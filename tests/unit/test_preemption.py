@@ -420,3 +420,13 @@ def test_a_vote_that_comes_before_a_reduction_has_ended_here_is_kept() -> None:
         return found, channel._await_answer(1)
 
     assert run_ranks(2, run) == [([7], None), ([7], "early")]
+
+
+def test_an_end_that_is_nearer_than_the_margin_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A deadline in seconds from now, say: the run would stop and be started again, and again."""
+    with ms.PreemptionGuard(deadline=time.time() + 600, margin=1):
+        pass
+    assert caplog.text == ""
+    with ms.PreemptionGuard(deadline=12.0) as guard:
+        assert guard.should_stop()
+    assert "s are left before the end of the job, and the margin is 120 s: it is to stop at once" in caplog.text

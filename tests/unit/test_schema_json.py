@@ -354,3 +354,12 @@ def test_strings_survive_the_json_form() -> None:
     assert again.partitioned_dims == ("y", "x")
     assert [dtype_name(again.arrays[n].dtype) for n in ("note", "pair", "y")] == ["string", "U9", "string"]
     assert [again.arrays[n].is_whole for n in ("note", "pair", "y")] == [True] * 3
+
+
+def test_units_of_a_store_are_read_whatever_they_are() -> None:
+    """What a program gives is checked for its readers; what lies there was committed."""
+    document = resolved().to_json()
+    document["time"]["units"] = "fortnights since 1970-01-01"
+    assert ms.StreamSchema.from_json(document).time.units == "fortnights since 1970-01-01"
+    with pytest.raises(ms.SchemaError, match="'fortnights' is none that readers know"):
+        ms.AppendTime(units="fortnights since 1970-01-01")

@@ -88,7 +88,21 @@ def test_records(manifest: Manifest, records: Any, expected: range) -> None:
 
 
 @pytest.mark.parametrize(
-    "records", [6, -7, slice(3, 3), slice(None, None, -1), (4, 9), range(-1, 3), (5, 2), "1", 1.5, (1, 2, 3)]
+    "records",
+    [
+        6,
+        -7,
+        slice(3, 3),
+        slice(2, 7),
+        slice(7, 50),
+        slice(None, None, -1),
+        (4, 9),
+        range(-1, 3),
+        (5, 2),
+        "1",
+        1.5,
+        (1, 2, 3),
+    ],
 )
 def test_records_that_are_not_there(manifest: Manifest, records: Any) -> None:
     with pytest.raises(SchemaError, match="records") as caught:

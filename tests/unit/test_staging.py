@@ -298,3 +298,17 @@ def test_pool_of_a_communicator() -> None:
     pool = pool_of(("a communicator", 1))
     assert pool_of(("a communicator", 1)) is pool
     assert pool_of(("a communicator", 2)) is not pool
+
+
+def test_a_failure_of_the_background_outlives_an_object_staged_meanwhile(store, make) -> None:
+    """One that is told as its own error is forgotten; one that nobody was told of is not."""
+    stager = make(1)
+    store.fail("stage", no_space())
+    stager.submit(item("t/c/0", b"a"))
+    wait_until(lambda: stager.failure is not None, DEADLINE, "the failure")
+    known = stager.failure
+    stager.stage([item("t/c/1", b"b")])
+    store.fail("stage", MemoryError("no memory"))
+    with pytest.raises(MemoryError):
+        stager.stage([item("t/c/2", b"c")])
+    assert stager.failure is known

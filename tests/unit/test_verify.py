@@ -427,3 +427,20 @@ def test_committed_array_that_lags_is_a_leftover(tmp_path: Path) -> None:
 )
 def test_committed_rows(committed: Any, length: int, rows: list[tuple[int, int]]) -> None:
     assert list(committed_rows(committed, length)) == rows
+
+
+def test_attributes_changed_between_two_openings_are_those_of_each(tmp_path: Path) -> None:
+    """One schema for two stores: what is rendered once for the first is not the second's."""
+    schema = ms.StreamSchema(
+        dims={"time": None, "x": 2},
+        time=ms.AppendTime(units="s"),
+        variables={"v": ms.Variable(("time", "x"), "f4", shard_shape=(1, 2), chunk_shape=(1, 2))},
+        attrs={"n": {"k": 1}},
+    )
+    for k in (1, 3):
+        schema.attrs["n"]["k"] = k
+        with ms.write_open(tmp_path / str(k), schema, options=ms.Options(durability="none", threads=0)) as w:
+            w.write_record(0.0, {"v": 1.0})
+        report = ms.verify(tmp_path / str(k))
+        assert (report.exit_code, report.damage) == (0, ())
+        assert ms.open_reader(tmp_path / str(k)).schema.attrs["n"] == {"k": k}
