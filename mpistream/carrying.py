@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from mpistream.absence import no_stream_text
 from mpistream.comm import waiting
 from mpistream.commit import Decision, decide, timed
 from mpistream.epoch import EpochState, prove_epoch
 from mpistream.errors import CommitError, FencedError, FormatError, MPIStreamError, StoreError
 from mpistream.fence import fenced
+from mpistream.foreign import no_stream_text
 from mpistream.manifest import Manifest, layout_key, parse_layout, stage_folder
 from mpistream.options import Options, resolve_options
 from mpistream.owner import Owner, fault_error

@@ -39,8 +39,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.errors import ProtocolError
-from mpistream.monitor import Monitor
 from mpistream.stats import WriterStats
+from mpistream.together import Monitor
 from mpistream.zarr3.shard import Scratch
 
 __all__ = ["Line", "Loan", "Member", "Pool", "pool_of"]

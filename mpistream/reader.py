@@ -16,14 +16,13 @@ from typing import Any, Self, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from mpistream.absence import no_stream_text
 from mpistream.agreement import Channel
 from mpistream.array_reader import ArrayReader
 from mpistream.arrays import QUANTIZATION_NAME, ArraySpec, Role
 from mpistream.blobs import BlobEntry, read_pack_index, read_payload
 from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError, counted, there_are
-from mpistream.foreign import ForeignStore
+from mpistream.foreign import ForeignStore, no_stream_text
 from mpistream.grid import held_boxes, with_extra
 from mpistream.indices import Axis, Indices, axes_of, axis_lengths, numbers_of, parts_of
 from mpistream.manifest import (

@@ -7,7 +7,7 @@ import threading
 import weakref
 from typing import Protocol
 
-from mpistream.monitor import Monitor
+from mpistream.together import Monitor
 
 __all__ = ["Refreshable", "Refresher"]
 

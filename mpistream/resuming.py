@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpistream.absence import no_stream_text
 from mpistream.commit import recover
 from mpistream.epoch import EpochState
 from mpistream.errors import FormatError, ResumeError, SchemaError, counted
+from mpistream.foreign import no_stream_text
 from mpistream.hierarchy import warn_if_hidden
 from mpistream.manifest import (
     MANIFEST_KEY,

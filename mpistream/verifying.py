@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpistream.absence import no_stream_text
 from mpistream.agreement import Channel
 from mpistream.checks import Checker, Finding, Task
 from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, StoreError
+from mpistream.foreign import no_stream_text
 from mpistream.inspection import Inspection
 from mpistream.manifest import MANIFEST_KEY, Manifest, raised_inside
 from mpistream.ranges import Ranges

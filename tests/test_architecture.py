@@ -15,8 +15,8 @@ PACKAGE = ROOT / "mpistream"
 
 # The layers, lowest first. A module may import those of the rows above its own, and those to its left.
 LAYERS = """
-    _version  errors  zarr3  monitor  refresher  progress
-    strings  names  times  block  rounding  tiling  ranges  options  cores  together
+    _version  errors  zarr3  together  refresher  progress
+    strings  names  times  block  rounding  tiling  ranges  options  cores
     local_store  store  memory_store  comm  agreement
     walltime  preemption
     zarr3.codecs  zarr3.shard  zarr3.splice  zarr3.extract
@@ -24,7 +24,7 @@ LAYERS = """
     locations
     layout  manifest  blobs  node  holding  netcdf  selection
     zarr3.metadata  zarr3.snapshot  zarr3.document
-    shard_reads  array_reader  foreign  absence  netcdf_file
+    shard_reads  array_reader  foreign  netcdf_file
     token  epoch  decomposition  plan  commit
     fence  lease  stats  pipeline  staged  staging  publishing  lent  rows  series  location_rows  recovery  hierarchy
     rank_writer  location_rank_writer  record  mover

@@ -93,6 +93,7 @@ class Stream:
             ids,
             np.arange(N_TIMES) * 3600.0,
             dict.fromkeys(NAMES, "float32"),
+            units="seconds since 2000-01-01",
             comm=MPI.COMM_WORLD,
             options=ms.Options(durability="none"),
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpistream.monitor import Monitor
+from mpistream.together import Monitor
 
 WAIT = threading.Condition.wait.__code__
 
