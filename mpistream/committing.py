@@ -156,7 +156,8 @@ class _Commit:
         for stream in self.streams:
             if stream.owner is not None:
                 # What an earlier one warned of is done now, or warned of anew.
-                stream.receipt = stream.owner.publish(replace(stream.receipt, warnings=()))
+                behind = None if self.wait else stream.writer.stager
+                stream.receipt = stream.owner.publish(replace(stream.receipt, warnings=()), behind)
         if outcome["error"] is not None:
             told = error_from_json(outcome["error"])
             self.channel.note(told)

@@ -15,6 +15,7 @@ from mpistream.lease import LeaseKeeper
 from mpistream.local_store import MAX_SYNC_THREADS
 from mpistream.manifest import DROPPED_FOLDER, MANIFEST_KEY, Manifest, stage_folder
 from mpistream.options import Options
+from mpistream.pipeline import Line
 from mpistream.publishing import make_rows, put_committed, put_documents, shared_rows
 from mpistream.ranges import difference, union
 from mpistream.series import SeriesRows
@@ -139,6 +140,11 @@ class Owner:
             self._time.reset(manifest.committed)
         self._published = manifest.committed if is_published else ()
         self._is_published = is_published
+        # The group's document as it was last written here.
+        self._group = b""
+        # What is being published behind the caller's back, and what went wrong there.
+        self._behind: tuple[Stager, Line] | None = None
+        self._warning = ""
         self._must_delete_dropped = False
         self._shared = () if epoch is None else shared_rows(schema, epoch)
 
@@ -173,6 +179,7 @@ class Owner:
         FencedError
             When a newer epoch owns the store.
         """
+        self.settle()
         # Whatever ended an earlier try: its times must not lie before these.
         self._drop_times()
         prepared = Prepared(manifest=manifest, data=manifest.to_bytes(), staged=self._stager.name())
@@ -267,30 +274,59 @@ class Owner:
                 errno=getattr(error, "errno", None),
             ) from error
 
-    def publish(self, receipt: CommitReceipt) -> CommitReceipt:
-        """Bring the documents in step with the manifest; what fails is a warning and is done again later."""
+    def publish(self, receipt: CommitReceipt, behind: Stager | None = None) -> CommitReceipt:
+        """Bring the documents in step with the manifest; what fails is a warning and is done again later.
+
+        Parameters
+        ----------
+        receipt
+            Of the last commit.
+        behind
+            Whose threads do it while the caller goes on, if it waits for a disk: what does not is done sooner by one
+            thread than by two that take turns in the interpreter. The next commit waits for it.
+
+        Returns
+        -------
+        The receipt with what is wrong; of what is done by threads that is found in a later one.
+        """
+        self.settle()
         if self._is_published:
             return receipt
+        if behind is None or behind.is_synchronous or not self._is_durable:
+            self._publish()
+            warning = self._warning
+        else:
+            # That of the one before: if it goes well this time nobody would know that plain readers were late.
+            warning = self._warning
+            self._behind = behind, behind.do_behind(self._publish)
+        return replace(receipt, warnings=(*receipt.warnings, warning)) if warning else receipt
+
+    def settle(self) -> None:
+        """Wait for what is published behind the caller's back: one thread at a time is in this object."""
+        if self._behind is not None:
+            stager, line = self._behind
+            stager.wait_for(line)
+            self._behind = None
+
+    def _publish(self) -> None:
         n = self.manifest.n_records
+        self._warning = ""
         try:
             # The group first: for readers of consolidated metadata all variables grow at once.
-            put_documents(
-                self._store,
-                self._stager,
-                {GROUP_KEY: self._documents.group(n), **self._documents.arrays(n, growing_only=True)},
-                sync=self._is_durable,
-            )
+            group = self._documents.group(n)
+            documents = {} if group == self._group else {GROUP_KEY: group}
+            documents |= self._documents.arrays(n, growing_only=True)
+            put_documents(self._store, self._stager, documents, sync=self._is_durable)
+            self._group = group
             self._publish_committed()
             if self._must_delete_dropped:
                 self._stager.remove(DROPPED_FOLDER)
                 self._must_delete_dropped = False
             self._is_published = True
             make_rows(self._store, self._stager, self._shared, n, sync=self._is_durable)
-        except (FencedError, StoreError) as error:
-            text = f"committed, but the Zarr documents lag behind until the next commit or resume: {error}"
-            _log.warning("%s: %s", self._store.url, text)
-            return replace(receipt, warnings=(*receipt.warnings, text))
-        return receipt
+        except Exception as error:  # noqa: BLE001 (the other ranks know that it is committed, and go on)
+            self._warning = f"committed, but the Zarr documents lag behind until the next commit or resume: {error}"
+            _log.warning("%s: %s", self._store.url, self._warning)
 
     def withdraw(self) -> None:
         """Make the array ``committed`` stop naming records that were invalidated, if it still does.
@@ -302,7 +338,9 @@ class Owner:
         FencedError, StoreError
             When it can't be written; a later call tries again.
         """
+        # Of what is being published now nothing is withdrawn: an invalidation waits for it.
         if difference(self._published, self.manifest.committed):
+            self.settle()
             try:
                 self._publish_committed()
             except StoreError as error:
@@ -321,6 +359,7 @@ class Owner:
 
     def close(self, *, failed: bool = False) -> None:
         """Give the lease back and remove this epoch's stage folders."""
+        self.settle()
         if self.keeper is not None:
             self.keeper.close(failed=failed)
         self._stager.close()

@@ -533,6 +533,9 @@ class StreamWriter:
         self._check_no_record("rollback")
         failure = None
         try:
+            if self._owner is not None:
+                # The writer drops its jobs, and this one is not of what is rolled back.
+                self._owner.settle()
             self._writer.rollback()
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
             failure = on_every_rank(error, self._channel.rank)
@@ -679,6 +682,8 @@ class StreamWriter:
         _open_writers.pop(self._number, None)
         if self._progress is not None:
             self._progress.end()
+        if self._owner is not None:
+            self._owner.settle()
         self._writer.close()
         if self._owner is not None:
             self._owner.close(failed=failed)

@@ -419,6 +419,11 @@ class RankWriter:
         """Return the memory for the next record."""
         return Lent(self._stager, self._borrowed, {name: self._streaming[name].dtype for name in self._borrowed})
 
+    @property
+    def stager(self) -> Stager:
+        """Who stages its objects, and has the threads."""
+        return self._stager
+
     def is_rearranged(self, name: str) -> bool:
         """Return whether what is written of an array comes from elsewhere than this rank's own blocks."""
         return self._share.is_rearranged(name)

@@ -106,6 +106,18 @@ class Stager:
         assert self._pool is not None
         self._pool.add(line, functools.partial(self._work.encode, do), loan=loan)
 
+    def do_behind(self, do: Callable[[], None]) -> Line:
+        """Let a thread do what waits for a disk, and raises nothing; return the line in which it stands."""
+        assert self._pool is not None
+        line = Line(self._member, waits=True)
+        self._pool.add(line, lambda _: do())
+        return line
+
+    def wait_for(self, line: Line) -> None:
+        """Wait until nothing of a line is on its way."""
+        if self._pool is not None:
+            self._pool.wait_for(line)
+
     # Objects
 
     @property

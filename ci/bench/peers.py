@@ -21,6 +21,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -91,9 +92,14 @@ def with_mark(mark: str) -> list[int]:
     return found
 
 
-def turn(row: Row, layout: str, case: Case, folder: str | None) -> dict[str, Any]:
+def turn(row: Row, layout: str, case: Case, home: str) -> dict[str, Any]:
     """Run one turn; return what rank 0 says, or {"failed": why}."""
-    with tempfile.TemporaryDirectory(prefix="mpistream-peers-", dir=folder, ignore_cleanup_errors=True) as path:
+    # What an earlier turn left in memory is written now, and not while this one is timed.
+    os.sync()
+    with contextlib.ExitStack() as stack:
+        path = tempfile.mkdtemp(dir=home)
+        if not case.has_many_files:
+            stack.callback(shutil.rmtree, path, ignore_errors=True)
         job = {**_JOB, **case.job, "peer": row.peer, "options": row.options, "task": case.task}
         job |= {"layout": layout, "folder": path}
         command, environment = command_of(row, case, job)
@@ -136,17 +142,10 @@ def measure(case: Case, arguments: argparse.Namespace, missing: dict[str, str]) 
             why = next((f"{name}: {missing[name]}" for name in row.packages if name in missing), None)
             rows.append({**found, "missing": why} if why else found)
             rows[-1]["job_layout"] = layout
-    for _ in range(arguments.rounds):
-        for entry in rows:
-            turns = entry["turns"]
-            is_slow = turns and turns[-1]["seconds"] * (case.job.get("n_records", 8) + 2) > _SLOW_SECONDS
-            if "missing" in entry or "failed" in entry or is_slow:
-                continue
-            said = turn(entry["row"], entry["job_layout"], case, arguments.folder)
-            if "seconds" in said:
-                turns.append(said)
-            else:
-                entry.update(said)
+    with tempfile.TemporaryDirectory(
+        prefix="mpistream-peers-", dir=arguments.folder, ignore_cleanup_errors=True
+    ) as home:
+        take_turns(case, rows, arguments.rounds, home)
     wholes = [entry for entry in rows if not entry["row"].options.get("copy")]  # a copy has the last record alone
     checksums = {json.dumps(t["checksum"]) for entry in wholes for t in entry["turns"] if "checksum" in t}
     assert len(checksums) <= 1, f"({case.work}) {case.title}: the libraries were not given the same data"
@@ -154,6 +153,21 @@ def measure(case: Case, arguments: argparse.Namespace, missing: dict[str, str]) 
         summarise(case, entry)
         del entry["row"], entry["job_layout"]
     return rows
+
+
+def take_turns(case: Case, rows: list[dict[str, Any]], rounds: int, home: str) -> None:
+    """Let the rows take turns, each round in the other direction: none always follows the same one."""
+    for k in range(rounds):
+        for entry in rows[:: -1 if k % 2 else 1]:
+            turns = entry["turns"]
+            is_slow = turns and turns[-1]["seconds"] * (case.job.get("n_records", 8) + 2) > _SLOW_SECONDS
+            if "missing" in entry or "failed" in entry or is_slow:
+                continue
+            said = turn(entry["row"], entry["job_layout"], case, home)
+            if "seconds" in said:
+                turns.append(said)
+            else:
+                entry.update(said)
 
 
 def summarise(case: Case, entry: dict[str, Any]) -> None:

@@ -29,6 +29,12 @@ class Case:
     n_ranks: int
     job: dict[str, Any]
 
+    @property
+    def has_many_files(self) -> bool:
+        """Whether what is written stays until the end of the case: for some minutes after many files were removed, ext4
+        is slow to make new ones (it looks for inodes that were not used of late)."""
+        return self.work == "c"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -74,8 +80,8 @@ ROWS = (
 
 # What the rows use beyond the defaults, and where that is advised.
 _NOTES = """
-- a turn is a process group of its own; time runs from the third record until all is closed; one record is read back
-  and compared in every turn
+- a turn is a process group of its own, after a sync of the disk, in rounds of alternating direction; time runs from the
+  third record until all is closed; one record is read back and compared in every turn
 - limit: codec calls, CRC32C, one file a rank and record, nothing else, with an allocator that keeps freed memory
 - mpistream: a commit a record; durability none but for the rows that say fsync
 - zarr-python: whole shards; write_empty_chunks=True for data without empty chunks (user guide, Optimizing
