@@ -17,7 +17,7 @@ from mpistream.manifest import DROPPED_FOLDER, MANIFEST_KEY, Manifest, stage_fol
 from mpistream.options import Options
 from mpistream.pipeline import Line
 from mpistream.publishing import make_rows, put_committed, put_documents, shared_rows
-from mpistream.ranges import difference, union
+from mpistream.ranges import difference, overlap, union
 from mpistream.series import SeriesRows
 from mpistream.staged import StagedObject
 from mpistream.staging import Stager
@@ -138,7 +138,9 @@ class Owner:
         if schema.n_total is None:
             self._time = SeriesRows(schema.time_array, schema.key_separator, store)
             self._time.reset(manifest.committed)
-        self._published = manifest.committed if is_published else ()
+        # What the array `committed` on disk names: at least, and at most. They differ while it is being written, and
+        # after that has failed.
+        self._named = manifest.committed if is_published else (), manifest.committed
         self._is_published = is_published
         # The group's document as it was last written here.
         self._group = b""
@@ -298,15 +300,23 @@ class Owner:
         else:
             # That of the one before: if it goes well this time nobody would know that plain readers were late.
             warning = self._warning
-            self._behind = behind, behind.do_behind(self._publish)
+            # Known before it begins: whoever is interrupted in between must not miss it.
+            line = behind.new_line(waits=True)
+            self._behind = behind, line
+            behind.do_in(line, self._publish)
         return replace(receipt, warnings=(*receipt.warnings, warning)) if warning else receipt
 
-    def settle(self) -> None:
+    def settle(self, timeout: float | None = None) -> None:
         """Wait for what is published behind the caller's back: one thread at a time is in this object."""
         if self._behind is not None:
             stager, line = self._behind
-            stager.wait_for(line)
-            self._behind = None
+            if stager.wait_for(line, timeout):
+                self._behind = None
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the documents are known to be in step with the manifest."""
+        return self._is_published and self._behind is None
 
     def _publish(self) -> None:
         n = self.manifest.n_records
@@ -331,16 +341,15 @@ class Owner:
     def withdraw(self) -> None:
         """Make the array ``committed`` stop naming records that were invalidated, if it still does.
 
-        Before that nothing may be placed where they lie.
+        Before that nothing may be placed where they lie, nor anything while folders of rows are still being made.
 
         Raises
         ------
         FencedError, StoreError
             When it can't be written; a later call tries again.
         """
-        # Of what is being published now nothing is withdrawn: an invalidation waits for it.
-        if difference(self._published, self.manifest.committed):
-            self.settle()
+        self.settle()
+        if difference(self._named[1], self.manifest.committed):
             try:
                 self._publish_committed()
             except StoreError as error:
@@ -352,14 +361,15 @@ class Owner:
         if array is None:
             return
         length = array.resolved_chunk_shape[0]
-        changed = union(difference(now, self._published), difference(self._published, now))
+        at_least, at_most = self._named
+        changed = union(difference(now, at_least), difference(at_most, now))
         chunks = {c for a, b in changed for c in range(a // length, -(-b // length))}
+        self._named = overlap(at_least, now), union(at_most, now)
         put_committed(self._store, self._stager, self.manifest, sorted(chunks), sync=self._is_durable)
-        self._published = now
+        self._named = now, now
 
     def close(self, *, failed: bool = False) -> None:
         """Give the lease back and remove this epoch's stage folders."""
-        self.settle()
         if self.keeper is not None:
             self.keeper.close(failed=failed)
         self._stager.close()

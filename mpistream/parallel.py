@@ -111,6 +111,9 @@ class StreamWriter:
         self.resumed = resumed
         """What `write_resume` found and did; None after `write_open`."""
         _open_writers[self._number] = self
+        # What was registered last is called first: before the threads are told to end, as weakref.finalize does.
+        atexit.unregister(_at_exit)
+        atexit.register(_at_exit)
         self._log_open()
 
     # What it is
@@ -500,8 +503,9 @@ class StreamWriter:
         Notes
         -----
         When it returns, the records are durable (as `Options.durability` says) and visible to `open_reader`; with
-        ``wait`` to plain Zarr readers, too. Without it a thread may bring the Zarr documents in step, so that they
-        are with the next call at the latest: the next commit waits for them, and `close` for all.
+        ``wait`` to plain Zarr readers, too. Without it a thread may bring the Zarr documents in step while the caller
+        goes on; the next commit, rollback or invalidation waits for that, and `close` for all. What fails there is
+        logged, stands in the next receipt's warnings, and is done again by the next commit or resume.
         """
         self._check_open("commit")
         self._check_no_record("commit")
@@ -684,11 +688,16 @@ class StreamWriter:
         _open_writers.pop(self._number, None)
         if self._progress is not None:
             self._progress.end()
-        if self._owner is not None:
-            self._owner.settle()
-        self._writer.close()
-        if self._owner is not None:
-            self._owner.close(failed=failed)
+        # Ctrl-C in one of them, while it waits for a disk, does not leave the others undone.
+        try:
+            if self._owner is not None:
+                self._owner.settle()
+        finally:
+            try:
+                self._writer.close()
+            finally:
+                if self._owner is not None:
+                    self._owner.close(failed=failed)
 
     def __enter__(self) -> Self:
         return self
@@ -891,10 +900,13 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-@atexit.register
 def _at_exit() -> None:
     """No MPI here: it may be finalised by now, and the other ranks may be anywhere."""
     for writer in (w for w in _all_open() if not w._is_forked()):
         writer._say_what_is_lost("the writer was not closed")
+        if writer._owner is not None:
+            writer._owner.settle(writer._options.exit_timeout)
+            if not writer._owner.is_published:
+                _say(f"{writer._store.url}: plain Zarr readers don't see the last commit: a resume or repair shows it")
         if writer._owner is not None and writer._owner.keeper is not None:
             writer._owner.keeper.close(failed=not writer._commits_tokens and writer._has_uncommitted())

@@ -191,9 +191,9 @@ class Pool:
         """Count bytes as on their way; wait while that exceeds the bound and jobs are on their way."""
         with self._changed.lock:
             bound = max((m.max_pending_nbytes for m in self._members), default=0)
-            if self._is_busy() and self._pending_nbytes + nbytes > bound:
+            if self._must_wait(nbytes, bound):
                 began = time.perf_counter()
-                while self._is_busy() and self._pending_nbytes + nbytes > bound:
+                while self._must_wait(nbytes, bound):
                     self._changed.wait()
                 member.stats.seconds["wait"] += time.perf_counter() - began
             self._pending_nbytes += nbytes
@@ -210,11 +210,17 @@ class Pool:
             while member.n_pending > 0:
                 self._changed.wait()
 
-    def wait_for(self, line: Line) -> None:
-        """Wait until nothing of a line is on its way."""
+    def wait_for(self, line: Line, timeout: float | None = None) -> bool:
+        """Wait until nothing of a line is on its way, or for so many seconds; return whether nothing is."""
+        until = None if timeout is None else time.monotonic() + timeout
         with self._changed.lock:
-            while line.is_on_its_way:
-                self._changed.wait()
+            # In a forked process there are no threads, whatever was on its way.
+            while line.is_on_its_way and self._threads:
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
 
     def resume(self, member: Member) -> None:
         """Try again what has failed in lines that stopped."""
@@ -297,6 +303,10 @@ class Pool:
     def _is_busy(self) -> bool:
         # Not counted apart: Ctrl-C between two counts would leave them different for ever.
         return any(m.n_pending > 0 for m in self._members)
+
+    def _must_wait(self, nbytes: int, bound: int) -> bool:
+        # Where nothing is held a wait frees nothing.
+        return self._pending_nbytes > 0 and self._is_busy() and self._pending_nbytes + nbytes > bound
 
     def _start(self, line: Line) -> None:
         if not line.is_on_its_way:

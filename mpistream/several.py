@@ -56,6 +56,10 @@ def _checked_writers(writers: Any) -> tuple[list[StreamWriter], ProtocolError | 
         given = list(writers)
     except TypeError:
         given = [writers]
+    for writer in given:
+        # Nobody but this process hears of it, and there is no channel to ask the other ranks through.
+        if isinstance(writer, StreamWriter) and writer._is_forked():
+            writer._check_open("commit_all")
     reachable = [w for w in given if isinstance(w, StreamWriter) and not w._is_closed]
     failure: ProtocolError | None = None
     if not given or len(reachable) < len(given):

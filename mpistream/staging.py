@@ -83,9 +83,9 @@ class Stager:
 
     # Records
 
-    def new_line(self) -> Line:
-        """Return a line for the jobs of one shard."""
-        return Line(self._member)
+    def new_line(self, *, waits: bool = False) -> Line:
+        """Return a line for the jobs of one shard, or for those that wait for a disk."""
+        return Line(self._member, waits=waits)
 
     def lend(self, blocks: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Loan]:
         """Lend memory for the blocks of a record, as `Pool.lend` does."""
@@ -106,17 +106,14 @@ class Stager:
         assert self._pool is not None
         self._pool.add(line, functools.partial(self._work.encode, do), loan=loan)
 
-    def do_behind(self, do: Callable[[], None]) -> Line:
-        """Let a thread do what waits for a disk, and raises nothing; return the line in which it stands."""
+    def do_in(self, line: Line, do: Callable[[], None]) -> None:
+        """Let a thread do something that raises nothing, when it is its turn in a line."""
         assert self._pool is not None
-        line = Line(self._member, waits=True)
         self._pool.add(line, lambda _: do())
-        return line
 
-    def wait_for(self, line: Line) -> None:
-        """Wait until nothing of a line is on its way."""
-        if self._pool is not None:
-            self._pool.wait_for(line)
+    def wait_for(self, line: Line, timeout: float | None = None) -> bool:
+        """Wait until nothing of a line is on its way, or for so many seconds; return whether nothing is."""
+        return self._pool is None or self._pool.wait_for(line, timeout)
 
     # Objects
 

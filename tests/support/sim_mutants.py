@@ -629,7 +629,7 @@ def _() -> Sequence[tuple[Any, str, Any]]:
     publish = Owner._publish_committed
 
     def growing(self: Owner) -> None:
-        if not ranges.difference(self._published, self.manifest.committed):
+        if not ranges.difference(self._named[1], self.manifest.committed):
             publish(self)
 
     return [(Owner, "_publish_committed", growing)]

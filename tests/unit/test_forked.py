@@ -50,6 +50,7 @@ def calls(w: ms.StreamWriter) -> list[Any]:
         w.commit,
         w.rollback,
         lambda: w.invalidate([0]),
+        lambda: ms.commit_all([w]),
     ]
 
 

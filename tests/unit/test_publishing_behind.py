@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 import mpistream as ms
 from mpistream.errors import StoreError
 from mpistream.local_store import LocalStore
+from tests.support.scene import plain
 from tests.support.stager import DEADLINE
 from tests.support.wait import wait_until
 
@@ -30,16 +33,16 @@ class SlowStore(LocalStore):
         self.gate, self.stages = threading.Event(), threading.Event()
         self.gate.set()
         self.stages.set()
-        self.is_held = False
+        self.is_held = self.is_staging = False
         self.error: StoreError | None = None
         self.threads: list[str] = []
         """Of each document that is placed, the thread."""
 
     def stage(self, key: str, pieces: Any, *, sync: bool) -> int:
         if threading.current_thread().name == "mpistream-stage":
-            self.is_held = not self.stages.is_set()
+            self.is_staging = True
             self.stages.wait(DEADLINE)
-            self.is_held = False
+            self.is_staging = False
         return super().stage(key, pieces, sync=sync)
 
     def place(self, staged: str, key: str) -> None:
@@ -131,7 +134,7 @@ def test_end_of_a_writer_and_rollback_wait_for_the_documents(
     put(writer, 0)
     store.stages.clear()
     writer.write_record(1.0, {"u": np.array([1, -1], "i4")})
-    wait_until(lambda: store.is_held, DEADLINE, "the thread", every=0.001)
+    wait_until(lambda: store.is_staging, DEADLINE, "the thread", every=0.001)
     assert writer.commit(wait=False).n_records == 1
     opener = threading.Timer(0.05, store.stages.set)
     opener.start()
@@ -163,6 +166,145 @@ def test_failure_behind_is_a_warning_of_the_next_commit_which_does_it_again(tmp_
         put(writer, 2)
         assert writer.commit().warnings == ()
         assert length(tmp_path / "s") == 3
+
+
+def test_rows_are_made_before_anything_of_the_next_commit_is_placed(tmp_path: Path) -> None:
+    """Renamed over a folder that another rank has just made, a row would take the place from under its objects."""
+    writer, store = opened(tmp_path / "s")
+    with writer:
+        put(writer, 0)
+        store.gate.clear()
+        writer.commit(wait=False)
+        held(store)
+        put(writer, 1)
+        placed: list[bool] = []
+        place = writer._writer.place
+
+        def noted(*args: Any) -> None:
+            placed.append(store.is_held)
+            place(*args)
+
+        writer._writer.place = noted  # type: ignore[method-assign, assignment]
+        opener = threading.Timer(0.05, store.gate.set)
+        opener.start()
+        writer.commit(wait=False)
+        opener.join()
+        assert placed == [False]
+
+
+def test_interrupt_while_it_waits_leaves_no_documents_to_an_old_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C right behind the beginning of it: the next commit waits all the same, and its documents are the last."""
+    writer, store = opened(tmp_path / "s")
+    with writer:
+        put(writer, 0)
+        do_in = writer._writer.stager.do_in
+
+        def interrupted(*args: Any) -> None:
+            do_in(*args)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(writer._writer.stager, "do_in", interrupted)
+        store.gate.clear()
+        with pytest.raises(KeyboardInterrupt):
+            writer.commit(wait=False)
+        monkeypatch.undo()
+        held(store)
+        opener = threading.Timer(0.05, store.gate.set)
+        opener.start()
+        put(writer, 1)
+        writer.commit(wait=False)
+        opener.join()
+    assert length(tmp_path / "s") == 2
+
+
+def test_interrupt_of_the_wait_at_the_end_still_releases_everything(tmp_path: Path) -> None:
+    """Ctrl-C there: the lease is given back, and the same process can open the store again."""
+    writer, _ = opened(tmp_path / "s")
+    put(writer, 0)
+    writer.commit()
+    owner = writer._owner
+    assert owner is not None
+
+    def interrupted(timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    owner.settle = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        writer._release(failed=True)
+    with ms.write_resume(tmp_path / "s") as again:
+        assert again.n_records == 1
+
+
+def test_large_record_does_not_wait_for_documents(tmp_path: Path) -> None:
+    """Documents hold no memory: a wait for them would free none for a record above the bound."""
+    writer, store = opened(tmp_path / "s", ms.Options(durability="fsync", threads=1, max_pending_nbytes=1))
+    with writer:
+        put(writer, 0)
+        store.gate.clear()
+        writer.commit(wait=False)
+        held(store)
+        writer.write_record(1.0, {"u": np.array([1, -1], "i4")})
+        assert store.is_held
+        store.gate.set()
+
+
+def test_what_a_failed_write_may_have_named_is_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sync of the array `committed` failed: an invalidation makes it stop naming the record all the same."""
+    schema = ms.StreamSchema(
+        dims={"time": None, "x": 2},
+        time=ms.IndexedTime(times=[0.0, 1.0], units="s"),
+        variables={"u": ms.Variable(("time", "x"), "i4", shard_shape={"time": 1, "x": 2})},
+    )
+    sync = LocalStore.sync_folders
+
+    def failing(self: LocalStore, keys: Any, known: Any = None) -> None:
+        found = list(keys)
+        sync(self, found, known)
+        if any(key.startswith("committed/") for key in found):
+            raise StoreError("sync failed", kind="io", errno=errno.EIO)
+
+    with ms.write_open(tmp_path / "s", schema, options=OPTIONS) as writer:
+        writer.write_record_at(0, 0.0, {"u": 0})
+        writer.commit()
+        writer.write_record_at(1, 1.0, {"u": 1})
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalStore, "sync_folders", failing)
+            assert len(writer.commit().warnings) == 1
+        assert plain(tmp_path / "s")["committed"][...].tolist() == [True, True]
+        writer.invalidate([1])
+        assert plain(tmp_path / "s")["committed"][...].tolist() == [True, False]
+
+
+_LEAVES = """
+import sys, time
+import numpy as np
+import mpistream as ms
+from tests.unit.test_publishing_behind import SlowStore, opened, put
+from pathlib import Path
+writer, store = opened(Path(sys.argv[1]))
+put(writer, 0)
+place = store.place
+def slowly(staged, key):
+    if key.endswith("zarr.json"):
+        time.sleep(0.05)
+        if len(sys.argv) > 2:
+            raise ms.StoreError("no room", kind="io")
+    place(staged, key)
+store.place = slowly
+writer.commit(wait=False)
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_program_that_ends_without_closing_publishes_what_it_has_committed(tmp_path: Path, fails: bool) -> None:
+    """It waits for the thread that is at it, and says so if that came to nothing."""
+    command = [sys.executable, "-c", _LEAVES, str(tmp_path / "s"), *(["fails"] if fails else [])]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert length(tmp_path / "s") == (0 if fails else 1)
+    assert ("plain Zarr readers don't see the last commit" in done.stderr) is fails
 
 
 @pytest.mark.parametrize(
