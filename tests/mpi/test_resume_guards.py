@@ -161,7 +161,7 @@ def test_times_of_a_resume_may_be_dates(comm: MPI.Intracomm, mpi_tmp_path: Path)
     on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", PLANE, [0] * 3))
 
 
-@pytest.mark.parametrize("at", [float("nan"), "yesterday", 1j, [1.0], np.datetime64("NaT")], ids=str)
+@pytest.mark.parametrize("at", [float("nan"), "yesterday", "2", b"2", 1j, [1.0], np.datetime64("NaT")], ids=str)
 def test_time_that_is_none_is_refused(comm: MPI.Intracomm, mpi_tmp_path: Path, at: Any) -> None:
     """An `at` that is NaN or no number is an error on every rank, and drops nothing."""
     _create(comm, mpi_tmp_path / "s")
