@@ -190,7 +190,8 @@ class StoreReader:
             As in `hierarchy`: in a stream the array's name.
         region
             Dim -> (start, stop), a dim left out is whole; or a sequence of one (start, stop) for each axis,
-            which is the way where an axis has no name. A writer's ``region`` may name dims that the array lacks.
+            which is the way where an axis has no name. A writer's ``region`` may name dims that the array lacks,
+            where all of its axes have names.
 
         Returns
         -------
