@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -82,6 +83,19 @@ def test_diff(store: Path, tmp_path: Path) -> None:
         *(1, compare(store, other, rtol=0.5, variables=["energy"]).to_json()),
     )
     assert is_one_line(run("diff", store, tmp_path / "nothing"), 2, f"no such folder: {tmp_path}/nothing")
+
+
+def test_diff_says_which_of_two_stores_is_damaged(store: Path, tmp_path: Path) -> None:
+    """Keys are the same in both: an object, and the manifest."""
+    rows = sorted(p.relative_to(store).as_posix() for p in (store / "temperature/c").rglob("*") if p.is_file())
+    for key in (rows[-1], ".mpistream/manifest.json"):
+        bad = tmp_path / f"bad-{len(key)}"
+        shutil.copytree(store, bad)
+        (bad / key).write_bytes(b"x")
+        for order, pair in (("first", (bad, store)), ("second", (store, bad))):
+            done = run("diff", *pair)
+            assert is_one_line(done, 2, f"error: {bad}, the {order}: "), done.stderr
+            assert key in done.stderr
 
 
 def test_ls(store: Path, tmp_path: Path) -> None:
