@@ -78,6 +78,8 @@ class Comparison:
     n_records: int
     """Records that both have."""
     differences: tuple[Difference, ...]
+    record_noun: str = "record"
+    """What a record is: ``"location"`` in location series."""
 
     @property
     def is_same(self) -> bool:
@@ -89,20 +91,11 @@ class Comparison:
 
         Not collective.
         """
-        return {
-            "a": self.a,
-            "b": self.b,
-            "rtol": self.rtol,
-            "atol": self.atol,
-            "is_same": self.is_same,
-            "n_arrays": self.n_arrays,
-            "n_records": self.n_records,
-            "differences": [d.to_json() for d in self.differences],
-        }
+        return asdict(self) | {"is_same": self.is_same, "differences": [d.to_json() for d in self.differences]}
 
     def __str__(self) -> str:
         how = "bitwise" if not self.rtol and not self.atol else f"within rtol {self.rtol:g}, atol {self.atol:g}"
-        what = f"{counted(self.n_arrays, 'array')}, {counted(self.n_records, 'record')}"
+        what = f"{counted(self.n_arrays, 'array')}, {counted(self.n_records, self.record_noun)}"
         if self.is_same:
             return f"{self.a} and {self.b} are the same {how}: {what}"
         lines = [f"{self.a} and {self.b} differ ({how}; {what} in common):"]
@@ -236,6 +229,8 @@ class _Comparer:
         self._rtol, self._atol = tolerances
         self._attrs = attrs
         self._found: list[Difference] = []
+        nouns = {reader.schema.record_noun for reader in (a, b) if reader.is_stream}
+        self._noun = nouns.pop() if len(nouns) == 1 else "record"
 
     def _both(self, look: Callable[[StoreReader], _T]) -> tuple[_T, _T]:
         return _of(0, self._urls, lambda: look(self._a)), _of(1, self._urls, lambda: look(self._b))
@@ -268,6 +263,7 @@ class _Comparer:
             n_arrays=n_arrays,
             n_records=count(records),
             differences=tuple(self._found),
+            record_noun=self._noun,
         )
 
     def _say(self, array: str, kind: str, text: str, **facts: Any) -> None:
@@ -279,7 +275,7 @@ class _Comparer:
             return ()
         a, b = self._a.committed, self._b.committed
         if self._a.n_records != self._b.n_records:
-            first = counted(self._a.n_records, "record")
+            first = counted(self._a.n_records, self._noun)
             self._say("", "records", f"{first} in the first, {self._b.n_records} in the second")
         elif a != b:
             only = [_ranges_text(difference(*sides)) for sides in ((a, b), (b, a))]
@@ -366,7 +362,7 @@ class _Comparer:
             record, index = index[0], index[1:]
         # Without names the axes have none; of a record the time dim has no index.
         dims = (node.dims or (None,) * len(index))[-len(index) :] if index else ()
-        at = [] if record is None else [f"record {record}"]
+        at = [] if record is None else [f"{self._noun} {record}"]
         at += [" ".join(f"{d or 'axis'}[{i}]" for d, i in zip(dims, index, strict=True))] if index else []
         n_cells = counted(values.n_cells, "cell") + (" differs" if values.n_cells == 1 else " differ")
         text = f"first at {', '.join(at) or 'its value'}: {text_a} and {text_b}; {n_cells}"

@@ -34,7 +34,7 @@ def fenced(store: Store, epoch: int, error: StoreError) -> FencedError | StoreEr
             return error
         if highest is not None and highest > epoch:
             return FencedError(
-                f"{store.url}: epoch {highest} took the store over from epoch {epoch}; this writer must stop, its "
-                "uncommitted records are lost"
+                f"{store.url}: epoch {highest} took the store over from epoch {epoch}; this writer must stop, what "
+                "it has not committed is lost"
             )
     return error

@@ -51,6 +51,8 @@ class Plan:
     node_memory_nbytes: int
     """Most bytes that the writers of one node hold so."""
     warnings: tuple[str, ...]
+    record_noun: str = "record"
+    """What a record is: ``"location"`` in a location series."""
 
     @property
     def n_writers(self) -> int:
@@ -86,10 +88,10 @@ class Plan:
         moved = f", {size_text(n_moved)} moved between ranks" if n_moved else ""
         writers = f"{self.n_writers} of {counted(self.n_ranks, 'rank')} write{'s' if self.n_writers == 1 else ''}"
         return (
-            f"{writers} {size_text(self.nbytes_per_record)} a record "
+            f"{writers} {size_text(self.nbytes_per_record)} a {self.record_noun} "
             f"in {counted(self.n_objects_per_record, 'object')} of at most {size_text(self.max_object_nbytes)}, "
             f"{counted(self.n_folders_per_record, 'folder')}; at most {size_text(self.max_writer_nbytes_per_record)} "
-            f"a rank and record, {size_text(self.writer_memory_nbytes)} in memory{moved}"
+            f"a rank and {self.record_noun}, {size_text(self.writer_memory_nbytes)} in memory{moved}"
         )
 
 
@@ -234,6 +236,7 @@ def plan_of(
         node_memory_nbytes=max(on_node.values()),
         warnings=_warnings(schema, {n: b for n, b in shards.items() if _is_partitioned(schema, n)}, objects, n_ranks)
         + _few_ranks(n_ranks, writers),
+        record_noun=schema.record_noun,
     )
 
 
@@ -281,7 +284,7 @@ def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float,
         )
     if n_objects > _MANY_OBJECTS:
         or_rows = "" if is_state else f", or its {schema.record_dim!r} length"
-        found.append(f"{n_objects:g} objects a record, over 10,000: raise shard_shape{or_rows}")
+        found.append(f"{n_objects:g} objects a {schema.record_noun}, over 10,000: raise shard_shape{or_rows}")
     return tuple(found)
 
 

@@ -261,7 +261,8 @@ class StoreReader:
         if self._manifest is None:
             return f"StoreReader({self._store.url!r}, no stream)"
         return (
-            f"StoreReader({self._store.url!r}, {counted(self.n_records, 'record')}, commit {self.manifest.commit_seq})"
+            f"StoreReader({self._store.url!r}, {counted(self.n_records, self.schema.record_noun)}, "
+            f"commit {self.manifest.commit_seq})"
         )
 
     def read_record(self, name: str, index: int, region: Mapping[str, Any] | None = None) -> NDArray[Any]:
@@ -295,8 +296,9 @@ class StoreReader:
         array = self._array(name, has_time=True)
         i = operator.index(index)
         if not -self.n_records <= i < self.n_records:
+            noun = self.schema.record_noun
             raise SchemaError(
-                f"record {i} of {name!r}: {there_are(self.n_records, 'record')}; refresh() looks for newer ones",
+                f"{noun} {i} of {name!r}: {there_are(self.n_records, noun)}; refresh() looks for newer ones",
                 kind="index",
             )
         i %= self.n_records
@@ -307,9 +309,9 @@ class StoreReader:
             return np.asarray(self._series(array, i, i + 1)[0])
         return np.asarray(self._read(array, (i, i + 1), self._axes(array, region))[0])
 
-    @staticmethod
-    def _not_committed(name: str, record: int) -> SchemaError:
-        return SchemaError(f"record {record} of {name!r} is not committed; refresh() looks again", kind="not_committed")
+    def _not_committed(self, name: str, record: int) -> SchemaError:
+        what = f"{self.schema.record_noun} {record} of {name!r}"
+        return SchemaError(f"{what} is not committed; refresh() looks again", kind="not_committed")
 
     def read_location(
         self, name: str, location: SupportsIndex | str, times: tuple[int, int] | None = None
@@ -485,8 +487,9 @@ class StoreReader:
         # A rank's region names all partitioned dims, also those that this array lacks.
         known = set(self.schema.dims) - {self.schema.record_dim} | set(array.space_dims)
         if unknown := [dim for dim in region if dim not in known]:
+            noun = self.schema.record_noun
             raise SchemaError(
-                f"region: {unknown[0]!r} is no dim of a record of {array.name!r}; it has {array.space_dims}",
+                f"region: {unknown[0]!r} is no dim of a {noun} of {array.name!r}; it has {array.space_dims}",
                 kind="region",
             )
 

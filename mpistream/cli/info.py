@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mpistream.cli.terminal import Column, app, console_of, failed, line, say, shape_text, size_text, table_of
+from mpistream.cli.terminal import Column, app, console_of, failed, line, named, say, shape_text, size_text, table_of
 from mpistream.errors import MPIStreamError, counted
 from mpistream.info import describe, short_chain
 
@@ -74,11 +74,12 @@ def _show(facts: Mapping[str, Any], console: Console) -> None:
         return
     console.print(table_of("Layout", _LAYOUT, facts["arrays"]))
     console.print()
-    console.print(table_of("On disk" if facts["is_exact"] else "On disk, estimated", _ON_DISK, facts["arrays"]))
+    title = "On disk" if facts["is_exact"] else "On disk, estimated"
+    console.print(table_of(title, named(_ON_DISK, facts["record_noun"]), facts["arrays"]))
 
 
 def _summary(facts: Mapping[str, Any]) -> dict[str, str]:
-    last_t = "none"
+    noun, last_t = facts["record_noun"], "none"
     if facts["last_t"] is not None:
         date = f" ({facts['last_date']})" if facts["last_date"] is not None else ""
         last_t = f"{facts['last_t']!r} {line(facts['time_units'])}{date}"
@@ -86,12 +87,12 @@ def _summary(facts: Mapping[str, Any]) -> dict[str, str]:
     dropped = "none"
     if facts["n_dropped"]:
         parts = [f"{d['start']} to {d['stop'] - 1} by epoch {d['epoch']}" for d in facts["dropped"]]
-        dropped = f"{counted(facts['n_dropped'], 'record')} kept aside until the next commit: {', '.join(parts)}"
+        dropped = f"{counted(facts['n_dropped'], noun)} kept aside until the next commit: {', '.join(parts)}"
     is_whole = facts["n_committed"] == facts["n_records"]
     return {
         "store": line(facts["url"]),
         "title": "none" if facts["title"] is None else line(facts["title"]),
-        "records": str(facts["n_records"]) + ("" if is_whole else f", {facts['n_committed']} committed"),
+        f"{noun}s": str(facts["n_records"]) + ("" if is_whole else f", {facts['n_committed']} committed"),
         "last t": last_t,
         "dims": ", ".join(f"{line(d)} {n}" for d, n in facts["dims"].items()),
         "commit": f"{facts['commit_seq']} in epoch {facts['epoch']}",

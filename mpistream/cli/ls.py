@@ -72,6 +72,7 @@ def _facts(url: str, reader: StoreReader) -> dict[str, Any]:
             times = [float(reader.read_array(name, [(i, i + 1)])[0]) for i in (first, last)]
     return {
         "url": url,
+        "record_noun": reader.schema.record_noun if reader.is_stream else None,
         "n_records": reader.n_records if reader.is_stream else None,
         "n_committed": count(reader.committed) if reader.is_stream else None,
         "first_t": times[0],
@@ -100,7 +101,7 @@ def _node(node: Node) -> dict[str, Any]:
 def _title(facts: dict[str, Any]) -> str:
     if facts["n_records"] is None:
         return f"{line(facts['url'])}: no stream"
-    found = f"{line(facts['url'])}: {counted(facts['n_records'], 'record')}"
+    found = f"{line(facts['url'])}: {counted(facts['n_records'], facts['record_noun'])}"
     if facts["n_committed"] != facts["n_records"]:
         found += f", {facts['n_committed']} committed"
     if facts["last_t"] is None:

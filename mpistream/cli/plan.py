@@ -84,7 +84,7 @@ def plan(
         say(json.dumps(found.to_json(), indent=2, allow_nan=False))
         return
     say(str(found))
-    objects = f"{counted(found.n_objects(records), 'object')} in {counted(records, 'record')}"
+    objects = f"{counted(found.n_objects(records), 'object')} in {counted(records, found.record_noun)}"
     say(f"writers: {_ranks(found.writers)}; {objects}")
     for name, (shard, chunk) in found.layouts.items():
         say(f"{line(name)}: shards {shape_text(shard)}, inner chunks {shape_text(chunk)}")

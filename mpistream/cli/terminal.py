@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from rich.table import Table
 from mpistream._version import __version__
 from mpistream.errors import MPIStreamError
 from mpistream.plan import size_text
+from mpistream.reader import open_reader
 from mpistream.token import CommitReceipt
 
 __all__ = [
@@ -23,6 +25,8 @@ __all__ = [
     "failed",
     "in_options",
     "line",
+    "named",
+    "noun_of",
     "say",
     "shape_text",
     "show_warnings",
@@ -111,6 +115,19 @@ def console_of() -> Console:
 def line(value: object) -> str:
     """Return a value's text as one line without control characters."""
     return "".join(c if c.isprintable() else " " for c in " ".join(str(value).split()))
+
+
+def named(columns: Sequence[Column], noun: str) -> list[Column]:
+    """Return columns whose headings call a record what it is in a stream."""
+    return [(heading.replace("record", noun), is_number, text) for heading, is_number, text in columns]
+
+
+def noun_of(url: str) -> str:
+    """Return what a record of a stream is called; of a receipt only its store tells."""
+    # Whatever has become of the store since: the receipt stands, and is said.
+    with contextlib.suppress(MPIStreamError), open_reader(url) as reader:
+        return reader.schema.record_noun
+    return "record"
 
 
 def table_of(title: str, columns: Sequence[Column], arrays: Sequence[Mapping[str, Any]]) -> Table:

@@ -138,13 +138,14 @@ def _print(sight: Sight, *, as_json: bool) -> None:
 
 def _text(sight: Sight) -> str:
     total = "" if sight.n_total is None else f" of {sight.n_total} ({sight.n_records / sight.n_total:.0%})"
-    records = f"{sight.n_records}{total} records" if total else counted(sight.n_records, "record")
+    noun = sight.record_noun
+    records = f"{sight.n_records}{total} {noun}s" if total else counted(sight.n_records, noun)
     parts = [f"{sight.state}: {records}"]
     if sight.last_t is not None:
         date = "" if sight.last_date is None else f" ({sight.last_date})"
         parts.append(f"t {sight.last_t!r} {line(sight.time_units)}{date}")
     if sight.rate is not None:
-        parts.append(f"{sight.rate:.3g} records/s")
+        parts.append(f"{sight.rate:.3g} {noun}s/s")
     if sight.eta is not None:
         parts.append(f"{_duration(sight.eta)} left")
     if sight.nbytes is not None:

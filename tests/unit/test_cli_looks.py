@@ -274,7 +274,7 @@ def test_a_location_series_has_all_its_times_and_plots_where_it_lies(tmp_path: P
         for i in range(5):
             w.write_location(i, {"flow": np.arange(3, dtype="f4")})
     done = run("ls", url)
-    assert done.stdout.startswith(f"{url}: 5 records, t 0.0 to 2.0 hours since 2000-01-01 ")
+    assert done.stdout.startswith(f"{url}: 5 locations, t 0.0 to 2.0 hours since 2000-01-01 ")
     assert run("plot", url, "lat", "-o", tmp_path / "lat.png").exit_code == 0
     assert (tmp_path / "lat.png").stat().st_size > 1000
     done = run("plot", url, "flow")
