@@ -35,7 +35,14 @@ def watch(
     timeout: Annotated[
         float | None, typer.Option(min=0.0, help="End after so many seconds without a commit.", show_default=False)
     ] = None,
-    wait: Annotated[float, typer.Option(min=0.0, help="Wait so many seconds for a store that is not there yet.")] = 0.0,
+    wait: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="Wait so many seconds for a store that is not there yet, and for a resume of a run that did not end "
+            "with 0.",
+        ),
+    ] = 0.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end; 0 for a run that goes on.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, at every change.")] = False,
 ) -> None:
@@ -54,7 +61,8 @@ def watch(
     timeout
         End after so many seconds without a commit.
     wait
-        Seconds to wait for a store that is not there yet.
+        Seconds to wait for a store that is not there yet, and each time for a resume of a run that died, failed or
+        was closed with fewer records than are expected.
     once
         Look once and end.
     as_json
@@ -74,9 +82,11 @@ def watch(
             raise typer.Exit(_code(sight))
         if sys.stdout.isatty() and not as_json:
             with Live(console=console_of(), auto_refresh=False) as live:
-                code = _follow(seen, interval, timeout, lambda s: live.update(_text(s), refresh=True), is_live=True)
+                code = _follow(
+                    seen, interval, timeout, wait, lambda s: live.update(_text(s), refresh=True), is_live=True
+                )
         else:
-            code = _follow(seen, interval, timeout, lambda s: _print(s, as_json=as_json), is_live=False)
+            code = _follow(seen, interval, timeout, wait, lambda s: _print(s, as_json=as_json), is_live=False)
     except MPIStreamError as error:
         raise failed(error) from None
     except KeyboardInterrupt:
@@ -85,19 +95,26 @@ def watch(
 
 
 def _follow(
-    seen: Watch, interval: float, timeout: float | None, show: Callable[[Sight], object], *, is_live: bool
+    seen: Watch, interval: float, timeout: float | None, wait: float, show: Callable[[Sight], object], *, is_live: bool
 ) -> int:
     """Show what is seen until the run has ended, and return the exit code."""
     shown: tuple[str, int, int] | None = None
-    began = time.monotonic()
+    began = changed = time.monotonic()
     while True:
         sight = seen.look()
         news = sight.state, sight.commit_seq, sight.n_records
+        if news != shown:
+            changed = time.monotonic()
         if is_live or news != shown:
             show(sight)
             shown = news
         if sight.state in ("closed", "failed", "dead"):
-            return _code(sight)
+            # A job in a queue may go on with it; only what is whole is over for good.
+            left = changed + wait - time.monotonic()
+            if not _code(sight) or left <= 0:
+                return _code(sight)
+            time.sleep(min(interval, left))
+            continue
         waited = time.monotonic() - began if sight.seconds_since_commit is None else sight.seconds_since_commit
         if timeout is not None and waited >= timeout:
             return _LATE

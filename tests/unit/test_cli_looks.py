@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -188,6 +189,36 @@ def test_watch_of_a_run_that_an_exception_ended(tmp_path: Path) -> None:
     ms.write_resume(url, options=QUICK).close()
     done = run("watch", url)
     assert (done.exit_code, done.stdout[:19]) == (0, "closed: 2 records, ")
+
+
+def test_watch_waits_for_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time the run has failed or is not whole, so long; then with the exit code of how it ended."""
+    url, now, slept = tmp_path / "s", [0.0], []
+    schema = append_schema({"y": 2}, {"v": ms.Variable(("time", "y"), "f4")})
+    with pytest.raises(ZeroDivisionError), ms.write_open(url, schema, options=QUICK) as w:  # noqa: PT012
+        w.write_record(0.0, {"v": 1.0})
+        w.commit()
+        raise ZeroDivisionError
+
+    def sleep(seconds: float) -> None:
+        """Pass time; after 9 s, and after 9 s more, a job comes that writes a record."""
+        slept.append(seconds)
+        now[0] += seconds
+        if now[0] in (9.0, 18.0) and resumes:
+            with ms.write_resume(url, options=QUICK) as w:
+                w.write_record(now[0], {"v": 1.0})
+
+    monkeypatch.setattr(verbs.watch, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    resumes = False
+    args = ("watch", url, "--total", "3", "--interval", "3", "--timeout", "1", "--wait", "10")
+    done = run(*args)
+    assert (done.exit_code, done.stdout[:25], slept) == (3, "failed: 1 of 3 (33%) reco", [3.0, 3.0, 3.0, 1.0])
+    now[0], resumes = 0.0, True
+    done = run(*args)
+    assert [text.split(" records")[0] for text in done.stdout.splitlines()] == [
+        *("failed: 1 of 3 (33%)", "closed: 2 of 3 (67%)", "closed: 3 of 3 (100%)")
+    ]
+    assert (done.exit_code, now[0]) == (0, 18.0)
 
 
 def test_watch_waits_for_a_store_that_is_yet_to_come(tmp_path: Path) -> None:
