@@ -34,6 +34,7 @@ from mpistream.errors import (
     error_from_json,
     error_to_json,
 )
+from mpistream.fence import displaced
 from mpistream.indices import Indices, indices_of
 from mpistream.lease import node_name
 from mpistream.lent import Lent
@@ -625,6 +626,8 @@ class StreamWriter:
         ------
         CommitError
             On every rank, when the last commit failed; everything is released all the same.
+        FencedError
+            On every rank, when a newer opening owns the store, also where nothing was pending.
         """
         if self._is_closed or self._is_forked():
             return
@@ -658,7 +661,9 @@ class StreamWriter:
             return [RunStats.of(votes, **totals, record_noun=self.schema.record_noun).to_json()] * len(votes)
 
         own = {**self.stats.to_json(), "elapsed": time.perf_counter() - self._began}
-        wrong = self._why_not_close()
+        # A commit of nothing has touched no file, and so met no fence.
+        fenced = None if self._owner is None else displaced(self._store, self.epoch)
+        wrong = fenced or self._why_not_close()
         self.stats.run = RunStats(**self._exchange("close", payload=own, failure=wrong, answer=answer))
 
     def _why_not_close(self) -> MPIStreamError | None:
