@@ -22,7 +22,7 @@ from mpistream.arrays import QUANTIZATION_NAME, ArraySpec, Role
 from mpistream.blobs import BlobEntry, read_pack_index, read_payload
 from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError, counted, there_are
-from mpistream.foreign import ForeignStore, no_stream_text
+from mpistream.foreign import ForeignStore, meant_instead, no_stream_text
 from mpistream.grid import held_boxes, with_extra
 from mpistream.indices import Axis, Indices, axes_of, axis_lengths, numbers_of, parts_of
 from mpistream.manifest import (
@@ -92,11 +92,11 @@ class StoreReader:
     def manifest(self) -> Manifest:
         """What is committed."""
         if self._manifest is None:
-            raise FormatError(
+            text = (
                 f"{self._store.url}: no {MANIFEST_KEY}; this Zarr store is no stream of mpistream and has no records, "
-                "hierarchy() lists its arrays and read_array() reads them",
-                kind="no_manifest",
+                "hierarchy() lists its arrays and read_array() reads them"
             )
+            raise FormatError(meant_instead(self._store) or text, kind="no_manifest")
         return self._manifest
 
     @property

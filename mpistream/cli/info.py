@@ -10,7 +10,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mpistream.cli.terminal import Column, app, console_of, failed, line, named, say, shape_text, size_text, table_of
+from mpistream.cli.terminal import (
+    Column,
+    app,
+    console_of,
+    failed,
+    instead_of,
+    line,
+    named,
+    say,
+    shape_text,
+    size_text,
+    table_of,
+)
 from mpistream.errors import MPIStreamError, counted
 from mpistream.info import describe, short_chain
 
@@ -61,11 +73,10 @@ def info(
 
 def _show(facts: Mapping[str, Any], console: Console) -> None:
     is_stream = "nodes" not in facts
-    summary = {"store": line(facts["url"]), "stream": "none: written by others, or the groups above streams"}
     lines = Table.grid(padding=(0, 2), pad_edge=False)
     lines.add_column(style="bold")
     lines.add_column(overflow="fold")
-    for name, text in (_summary(facts) if is_stream else summary).items():
+    for name, text in (_summary(facts) if is_stream else _no_stream(facts["url"])).items():
         lines.add_row(name, text)
     console.print(lines)
     console.print()
@@ -76,6 +87,10 @@ def _show(facts: Mapping[str, Any], console: Console) -> None:
     console.print()
     title = "On disk" if facts["is_exact"] else "On disk, estimated"
     console.print(table_of(title, named(_ON_DISK, facts["record_noun"]), facts["arrays"]))
+
+
+def _no_stream(url: str) -> dict[str, str]:
+    return {"store": line(url), "stream": line(instead_of(url) or "none: written by others")}
 
 
 def _summary(facts: Mapping[str, Any]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mpistream.cli.terminal import Column, app, console_of, failed, line, say, shape_text, table_of
+from mpistream.cli.terminal import Column, app, console_of, failed, instead_of, line, say, shape_text, table_of
 from mpistream.errors import MPIStreamError, counted
 from mpistream.info import decode_time
 from mpistream.node import Node
@@ -100,7 +100,7 @@ def _node(node: Node) -> dict[str, Any]:
 
 def _title(facts: dict[str, Any]) -> str:
     if facts["n_records"] is None:
-        return f"{line(facts['url'])}: no stream"
+        return line(instead_of(facts["url"]) or f"{facts['url']}: no stream")
     found = f"{line(facts['url'])}: {counted(facts['n_records'], facts['record_noun'])}"
     if facts["n_committed"] != facts["n_records"]:
         found += f", {facts['n_committed']} committed"

@@ -13,17 +13,22 @@ from rich.console import Console
 from rich.table import Table
 
 from mpistream._version import __version__
-from mpistream.errors import MPIStreamError
+from mpistream.errors import FormatError, MPIStreamError
+from mpistream.foreign import meant_instead
+from mpistream.manifest import MANIFEST_KEY
 from mpistream.plan import size_text
 from mpistream.reader import open_reader
+from mpistream.store import open_readable
 from mpistream.token import CommitReceipt
 
 __all__ = [
     "Column",
     "app",
+    "check_one_stream",
     "console_of",
     "failed",
     "in_options",
+    "instead_of",
     "line",
     "named",
     "noun_of",
@@ -120,6 +125,27 @@ def line(value: object) -> str:
 def named(columns: Sequence[Column], noun: str) -> list[Column]:
     """Return columns whose headings call a record what it is in a stream."""
     return [(heading.replace("record", noun), is_number, text) for heading, is_number, text in columns]
+
+
+def instead_of(url: str) -> str | None:
+    """Return which stream was meant with a folder above some, or with an array of one; None for any other place.
+
+    The rule of all verbs: those that list (ls and info) list what lies there and say this, all others refuse.
+    """
+    store = open_readable(url)
+    return None if store.read(MANIFEST_KEY) is not None else meant_instead(store)
+
+
+def check_one_stream(url: str) -> None:
+    """Refuse a folder above streams, and an array of one, for a verb that would take it for a store of others.
+
+    Raises
+    ------
+    FormatError
+        Kind ``no_manifest``, with the stream to give.
+    """
+    if (text := instead_of(url)) is not None:
+        raise FormatError(text, kind="no_manifest")
 
 
 def noun_of(url: str) -> str:

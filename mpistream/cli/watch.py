@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.live import Live
 
-from mpistream.cli.terminal import app, console_of, failed, line, say, size_text
+from mpistream.cli.terminal import app, check_one_stream, console_of, failed, line, say, size_text
 from mpistream.errors import FormatError, MPIStreamError, counted
 from mpistream.watching import Sight, Watch
 
@@ -126,6 +126,8 @@ def _found(url: str, total: int | None, wait: float) -> Watch:
     last = time.monotonic() + wait
     is_said = False
     while True:
+        # That is never the folder of a stream that is yet to come.
+        check_one_stream(url)
         try:
             return Watch(url, n_total=total)
         except FormatError as error:
