@@ -268,7 +268,10 @@ def meant_instead(store: ReadableStore) -> str | None:
     StoreError
         It can't be looked at.
     """
-    states, streams = _streams_below(store, store.list())
+    names = store.list()
+    if FOLDER in names:
+        return None  # it is being made, or was left unfinished
+    states, streams = _streams_below(store, names)
     if states:
         newest = max(states, key=lambda name: states[name])
         return (

@@ -89,3 +89,16 @@ def test_diff_looks_at_both(folder: Path) -> None:
     """Also where the first is a stream."""
     done = CliRunner().invoke(app, ["diff", str(folder / "run.zarr/a"), str(folder / "run.zarr")])
     assert (done.exit_code, done.stderr) == (2, f"error: {streams(folder / 'run.zarr')}\n")
+
+
+def test_a_stream_that_is_being_made_is_waited_for(tmp_path: Path) -> None:
+    """Its group is there before its manifest."""
+    url = tmp_path / "s"
+    ms.write_open(url, SCHEMA, options=QUICK).close()
+    (url / ".mpistream/manifest.json").unlink()
+    done = CliRunner().invoke(app, ["watch", str(url), "--wait", "0.01"])
+    assert done.stderr.splitlines() == [
+        f"waiting up to 0.01 s for {url}",
+        f"error: {url} was never created whole: it has .mpistream and no .mpistream/manifest.json",
+    ]
+    assert CliRunner().invoke(app, ["diff", str(url), str(url)]).stderr.splitlines() == done.stderr.splitlines()[1:]
