@@ -39,7 +39,7 @@ def slices(box: Box) -> tuple[slice, ...]:
 
 def _refuse_absent(key: str, out: NDArray[Any]) -> None:
     del out
-    raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
+    raise FormatError(f"{key}: the committed shard is missing", kind="missing")
 
 
 class ArrayReader:

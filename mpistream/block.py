@@ -13,7 +13,7 @@ from mpistream.errors import SchemaError
 from mpistream.names import cast_times
 from mpistream.strings import is_string, string_array
 
-__all__ = ["as_array", "check_block", "check_blocks", "check_time", "keeps_values"]
+__all__ = ["as_array", "check_block", "check_blocks", "check_time", "keeps_values", "time_number"]
 
 
 # Devices of the DLPack protocol whose memory this process reads: kDLCPU, and pinned host memory of CUDA and ROCm.
@@ -209,6 +209,26 @@ def _is_same(cast: NDArray[Any], value: Any) -> bool:
     return bool(cast == value)
 
 
+def time_number(what: str, t: Any) -> float:
+    """Return a time that is no date as a float.
+
+    Not collective.
+
+    Raises
+    ------
+    SchemaError
+        Kind ``time``, with ``what`` it is.
+    """
+    try:
+        # float() also takes strings, and datetime64 as a count of its own units: neither is in the schema's.
+        value = float(t) if isinstance(t, Real) or (isinstance(t, np.ndarray) and t.dtype.kind in "iuf") else None
+    except (OverflowError, TypeError, ValueError):
+        value = None
+    if value is None:
+        raise SchemaError(f"{what} = {t!r} is neither a number in the schema's time units nor a date", kind="time")
+    return value
+
+
 def check_time(t: Any, last_t: float | None) -> float:
     """Return ``t`` as a float that is greater than ``last_t``.
 
@@ -219,13 +239,7 @@ def check_time(t: Any, last_t: float | None) -> float:
     SchemaError
         Kind ``time``.
     """
-    try:
-        # float() also takes strings, and datetime64 as a count of its own units: neither is in the schema's.
-        value = float(t) if isinstance(t, Real) or (isinstance(t, np.ndarray) and t.dtype.kind in "iuf") else None
-    except (OverflowError, TypeError, ValueError):
-        value = None
-    if value is None:
-        raise SchemaError(f"t = {t!r} is neither a number in the schema's time units nor a date", kind="time")
+    value = time_number("t", t)
     if not np.isfinite(value):
         raise SchemaError(f"t = {value}: give a finite time in the schema's units", kind="time")
     if last_t is not None and value <= last_t:

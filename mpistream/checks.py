@@ -186,7 +186,7 @@ class Checker:
         try:
             opened = self._store.open(key)
             if opened is None:
-                raise FormatError("the shard of committed records is missing", kind="missing")
+                raise FormatError("the committed shard is missing", kind="missing")
             try:
                 nbytes = opened.nbytes
                 found += self._chunks(array, row, key, box, nbytes, opened.read)

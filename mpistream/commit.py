@@ -378,7 +378,7 @@ def _cover_faults(manifest: Manifest, epoch: EpochState, tokens: Sequence[Commit
                     Fault(
                         kind="tiling",
                         text=f"rank {t.writer}: {found} cells of {name!r} are in place, its part of "
-                        f"{counted(n, 'record')} has {cells[t.writer] * n} in {held!r}",
+                        f"{counted(n, manifest.schema.record_noun)} has {cells[t.writer] * n} in {held!r}",
                         writer=t.writer,
                     )
                 )

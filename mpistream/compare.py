@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpistream.arrays import Role
-from mpistream.errors import SchemaError, counted
+from mpistream.errors import FormatError, SchemaError, StoreError, counted
 from mpistream.node import Node
 from mpistream.ranges import Ranges, count, difference, members, overlap
 from mpistream.reader import StoreReader, open_reader
@@ -26,6 +27,8 @@ __all__ = ["Comparison", "Difference", "compare"]
 # A static is compared in slabs of about this size, so that memory does not grow with it.
 _SLAB_NBYTES = 64 * 1024 * 1024
 _MAX_LISTED = 8
+_ORDER = "first", "second"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,8 @@ class Comparison:
     n_records: int
     """Records that both have."""
     differences: tuple[Difference, ...]
+    record_noun: str = "record"
+    """What a record is: ``"location"`` in location series."""
 
     @property
     def is_same(self) -> bool:
@@ -86,20 +91,11 @@ class Comparison:
 
         Not collective.
         """
-        return {
-            "a": self.a,
-            "b": self.b,
-            "rtol": self.rtol,
-            "atol": self.atol,
-            "is_same": self.is_same,
-            "n_arrays": self.n_arrays,
-            "n_records": self.n_records,
-            "differences": [d.to_json() for d in self.differences],
-        }
+        return asdict(self) | {"is_same": self.is_same, "differences": [d.to_json() for d in self.differences]}
 
     def __str__(self) -> str:
         how = "bitwise" if not self.rtol and not self.atol else f"within rtol {self.rtol:g}, atol {self.atol:g}"
-        what = f"{counted(self.n_arrays, 'array')}, {counted(self.n_records, 'record')}"
+        what = f"{counted(self.n_arrays, 'array')}, {counted(self.n_records, self.record_noun)}"
         if self.is_same:
             return f"{self.a} and {self.b} are the same {how}: {what}"
         lines = [f"{self.a} and {self.b} differ ({how}; {what} in common):"]
@@ -142,9 +138,20 @@ def compare(
     for name, value in (("rtol", rtol), ("atol", atol)):
         if not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise SchemaError(f"{name} {value!r}: give a number from 0 on", kind="tolerance")
-    with open_reader(a) as reader_a, open_reader(b) as reader_b:
-        comparer = _Comparer(reader_a, reader_b, rtol, atol, attrs)
-        return comparer.run(os.fspath(a), os.fspath(b), None if variables is None else list(variables))
+    urls = os.fspath(a), os.fspath(b)
+    with _of(0, urls, partial(open_reader, a)) as reader_a, _of(1, urls, partial(open_reader, b)) as reader_b:
+        comparer = _Comparer(reader_a, reader_b, urls, (rtol, atol), attrs=attrs)
+        return comparer.run(None if variables is None else list(variables))
+
+
+def _of(k: int, urls: tuple[str, str], look: Callable[[], _T]) -> _T:
+    """Return what a look into one of two stores gives; what is wrong with it names the store, not only the key."""
+    try:
+        return look()
+    except (FormatError, StoreError) as error:
+        if error.kind == "no_manifest":
+            raise  # it says the folder itself
+        raise type(error)(f"{urls[k]}, the {_ORDER[k]}: {error}", kind=error.kind, errno=error.errno) from error
 
 
 class _Values:
@@ -215,13 +222,21 @@ def _text(value: Any) -> str:
 class _Comparer:
     """Two readers, and what was found."""
 
-    def __init__(self, a: StoreReader, b: StoreReader, rtol: float, atol: float, attrs: bool) -> None:
-        self._a, self._b = a, b
-        self._rtol, self._atol, self._attrs = rtol, atol, attrs
+    def __init__(
+        self, a: StoreReader, b: StoreReader, urls: tuple[str, str], tolerances: tuple[float, float], *, attrs: bool
+    ) -> None:
+        self._a, self._b, self._urls = a, b, urls
+        self._rtol, self._atol = tolerances
+        self._attrs = attrs
         self._found: list[Difference] = []
+        nouns = {reader.schema.record_noun for reader in (a, b) if reader.is_stream}
+        self._noun = nouns.pop() if len(nouns) == 1 else "record"
 
-    def run(self, a: str, b: str, variables: list[str] | None) -> Comparison:
-        nodes = self._a.hierarchy(), self._b.hierarchy()
+    def _both(self, look: Callable[[StoreReader], _T]) -> tuple[_T, _T]:
+        return _of(0, self._urls, lambda: look(self._a)), _of(1, self._urls, lambda: look(self._b))
+
+    def run(self, variables: list[str] | None) -> Comparison:
+        nodes = self._both(lambda reader: reader.hierarchy())
         arrays = [{p: n for p, n in side.items() if n.kind == "array"} for side in nodes]
         paths = sorted(set(arrays[0]) | set(arrays[1]))
         if variables is not None:
@@ -241,13 +256,14 @@ class _Comparer:
                 n_arrays += 1
                 self._compare_values(sides[0], sides[1], records)
         return Comparison(
-            a=a,
-            b=b,
+            a=self._urls[0],
+            b=self._urls[1],
             rtol=self._rtol,
             atol=self._atol,
             n_arrays=n_arrays,
             n_records=count(records),
             differences=tuple(self._found),
+            record_noun=self._noun,
         )
 
     def _say(self, array: str, kind: str, text: str, **facts: Any) -> None:
@@ -259,7 +275,7 @@ class _Comparer:
             return ()
         a, b = self._a.committed, self._b.committed
         if self._a.n_records != self._b.n_records:
-            first = counted(self._a.n_records, "record")
+            first = counted(self._a.n_records, self._noun)
             self._say("", "records", f"{first} in the first, {self._b.n_records} in the second")
         elif a != b:
             only = [_ranges_text(difference(*sides)) for sides in ((a, b), (b, a))]
@@ -295,7 +311,7 @@ class _Comparer:
 
     def _compare_values(self, a: Node, b: Node, records: Ranges) -> None:
         path = a.path
-        for reader, order in ((self._a, "first"), (self._b, "second")):
+        for reader, order in zip((self._a, self._b), _ORDER, strict=True):
             if reader.is_stream and path in reader.schema.arrays and not _is_there(reader, path):
                 other = self._b if reader is self._a else self._a
                 if not other.is_stream or _is_there(other, path):
@@ -320,15 +336,15 @@ class _Comparer:
         if len(node.shape) == 1:
             for start, stop in records:
                 box = [(start, stop)]
-                yield None, start, self._a.read_array(path, box), self._b.read_array(path, box)
+                yield None, start, *self._both(lambda reader: reader.read_array(path, box))  # noqa: B023 (called here)
             return
         for record in members(records):
-            yield record, 0, self._a.read_record(path, record), self._b.read_record(path, record)
+            yield record, 0, *self._both(lambda reader: reader.read_record(path, record))  # noqa: B023
 
     def _by_slab(self, path: str, node: Node) -> Iterator[tuple[int | None, int, NDArray[Any], NDArray[Any]]]:
         assert node.shape is not None
         if not node.shape:
-            yield None, 0, self._a.read_array(path), self._b.read_array(path)
+            yield None, 0, *self._both(lambda reader: reader.read_array(path))
             return
         n, others = node.shape[0], node.shape[1:]
         step = max(1, _SLAB_NBYTES // max(1, 16 * math.prod(others)))
@@ -337,7 +353,7 @@ class _Comparer:
         step = max(length, step // length * length)
         for start in range(0, n, step):
             box = [(start, min(start + step, n)), *((0, m) for m in others)]
-            yield None, start, self._a.read_array(path, box), self._b.read_array(path, box)
+            yield None, start, *self._both(lambda reader: reader.read_array(path, box))  # noqa: B023
 
     def _say_values(self, path: str, node: Node, values: _Values) -> None:
         assert values.first is not None
@@ -346,7 +362,7 @@ class _Comparer:
             record, index = index[0], index[1:]
         # Without names the axes have none; of a record the time dim has no index.
         dims = (node.dims or (None,) * len(index))[-len(index) :] if index else ()
-        at = [] if record is None else [f"record {record}"]
+        at = [] if record is None else [f"{self._noun} {record}"]
         at += [" ".join(f"{d or 'axis'}[{i}]" for d, i in zip(dims, index, strict=True))] if index else []
         n_cells = counted(values.n_cells, "cell") + (" differs" if values.n_cells == 1 else " differ")
         text = f"first at {', '.join(at) or 'its value'}: {text_a} and {text_b}; {n_cells}"

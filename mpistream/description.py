@@ -37,8 +37,8 @@ class AppendTime:
     ----------
     units
         CF units, for example ``"seconds since 2000-01-01"`` (CF conventions, section 4.4): a unit from days to
-        nanoseconds, months or years, and a date of the calendar. Without "since", such as ``"s"``, they are numbers
-        that no reader makes dates of.
+        nanoseconds and a date of the calendar; months in ``360_day`` and common_years in ``noleap`` alone, where
+        readers know their length. Without "since", such as ``"s"``, they are numbers that no reader makes dates of.
     calendar
         CF calendar that readers know: ``standard``, ``proleptic_gregorian``, ``julian``, ``noleap``, ``all_leap``,
         ``360_day``, or another name of these.

@@ -6,7 +6,7 @@ from mpistream.errors import FencedError, StoreError
 from mpistream.manifest import EPOCHS_FOLDER, parse_epoch
 from mpistream.store import Store
 
-__all__ = ["fenced", "highest_epoch"]
+__all__ = ["displaced", "fenced", "highest_epoch"]
 
 
 def highest_epoch(store: Store) -> int | None:
@@ -18,6 +18,27 @@ def highest_epoch(store: Store) -> int | None:
     return max(found, default=None)
 
 
+def displaced(store: Store, epoch: int) -> FencedError | None:
+    """Return what a writer of an epoch is told when a newer one has taken the store over, None when it has not.
+
+    Not collective.
+
+    Notes
+    -----
+    One listing. What can't be looked at tells nothing.
+    """
+    try:
+        highest = highest_epoch(store)
+    except StoreError:
+        return None
+    if highest is None or highest <= epoch:
+        return None
+    return FencedError(
+        f"{store.url}: epoch {highest} took the store over from epoch {epoch}; this writer must stop, what it has not "
+        "committed is lost"
+    )
+
+
 def fenced(store: Store, epoch: int, error: StoreError) -> FencedError | StoreError:
     """Return what a failure of the store means to a writer of an epoch.
 
@@ -27,14 +48,4 @@ def fenced(store: Store, epoch: int, error: StoreError) -> FencedError | StoreEr
     -------
     For a failure of kind ``gone``, and when there is a higher epoch, a FencedError; otherwise the error itself.
     """
-    if error.kind == "gone":
-        try:
-            highest = highest_epoch(store)
-        except StoreError:
-            return error
-        if highest is not None and highest > epoch:
-            return FencedError(
-                f"{store.url}: epoch {highest} took the store over from epoch {epoch}; this writer must stop, its "
-                "uncommitted records are lost"
-            )
-    return error
+    return (displaced(store, epoch) if error.kind == "gone" else None) or error

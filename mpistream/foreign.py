@@ -25,12 +25,12 @@ from mpistream.local_store import LocalStore
 from mpistream.manifest import CHECKPOINT_ATTR, FOLDER, MANIFEST_KEY, Manifest
 from mpistream.node import Node, box_of_region, is_node_name, stream_nodes
 from mpistream.shard_reads import read_boxes
-from mpistream.store import ReadableStore
+from mpistream.store import Nested, ReadableStore
 from mpistream.tiling import Box
 from mpistream.zarr3.document import ArrayNode, Layout, parse_v2, parse_v3
 from mpistream.zarr3.metadata import GROUP_KEY
 
-__all__ = ["ForeignStore", "no_stream_text"]
+__all__ = ["ForeignStore", "meant_instead", "no_stream_text"]
 
 # Of a folder with any number of others nobody reads more, and looking into each takes time.
 _MAX_LOOKED_INTO = 100
@@ -244,6 +244,33 @@ def no_stream_text(store: ReadableStore) -> str:
     names = store.list()
     if FOLDER in names:
         return f"{store.url} was never created whole: it has {FOLDER} and no {MANIFEST_KEY}"
+    if (text := meant_instead(store)) is not None:
+        return text
+    if not names:
+        return f"{store.url} is not a stream: it is empty"
+    if ForeignStore(store).has_root():
+        return f"{store.url} is not a stream: it is a Zarr store that others wrote, without {MANIFEST_KEY}"
+    return f"{store.url} is not a stream: there is no {MANIFEST_KEY}, and no document of another Zarr store either"
+
+
+def meant_instead(store: ReadableStore) -> str | None:
+    """Return which stream was meant with a folder above some, or with an array of one; None for any other place.
+
+    Not collective.
+
+    Parameters
+    ----------
+    store
+        One without a manifest.
+
+    Raises
+    ------
+    StoreError
+        It can't be looked at.
+    """
+    names = store.list()
+    if FOLDER in names:
+        return None  # it is being made, or was left unfinished
     states, streams = _streams_below(store, names)
     if states:
         newest = max(states, key=lambda name: states[name])
@@ -251,13 +278,16 @@ def no_stream_text(store: ReadableStore) -> str:
             f"{store.url} is not a stream, it holds the states of a CheckpointPair, each a stream; give the folder of "
             f"one: {_named(store, sorted(states))}, of which {store.url}/{newest} is the newest"
         )
+    if not streams:
+        # In the groups below, and of a hierarchy only: any other folder may be a whole file system.
+        with contextlib.suppress(FormatError):
+            streams = [path for path, node in ForeignStore(store).nodes().items() if node.is_stream]
     if streams:
         return f"{store.url} is not a stream, it holds streams; give the folder of one: {_named(store, streams)}"
-    if not names:
-        return f"{store.url} is not a stream: it is empty"
-    if ForeignStore(store).has_root():
-        return f"{store.url} is not a stream: it is a Zarr store that others wrote, without {MANIFEST_KEY}"
-    return f"{store.url} is not a stream: there is no {MANIFEST_KEY}, and no document of another Zarr store either"
+    above = store.above() if isinstance(store, Nested) and store.read(GROUP_KEY) is not None else None
+    if above is not None and above.read(MANIFEST_KEY) is not None:
+        return f"{store.url} is not a stream, it is an array of the stream {above.url}; give that one"
+    return None
 
 
 def _streams_below(store: ReadableStore, names: list[str]) -> tuple[dict[str, int], list[str]]:

@@ -122,7 +122,8 @@ class HDF5Reader:
             As in `hierarchy`.
         region
             Dim -> (start, stop), a dim left out is whole; or a sequence of one (start, stop) for each axis,
-            which is the way where an axis has no name. A writer's ``region`` may name dims that the array lacks.
+            which is the way where an axis has no name. A writer's ``region`` may name dims that the array lacks,
+            where all of its axes have names.
 
         Returns
         -------

@@ -114,6 +114,7 @@ def describe(url: str | os.PathLike[str], *, count_all: bool = False) -> dict[st
         "commit_seq": manifest.commit_seq,
         "fingerprint": manifest.fingerprint,
         "mode": schema.mode,
+        "record_noun": schema.record_noun,
         "n_records": manifest.n_records,
         "n_committed": count(manifest.committed),
         "last_t": manifest.last_t,

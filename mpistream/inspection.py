@@ -14,7 +14,7 @@ import numpy as np
 
 from mpistream.arrays import ArraySpec, Role
 from mpistream.checks import Checker, Finding, committed_rows
-from mpistream.errors import FormatError, MPIStreamError
+from mpistream.errors import FormatError, MPIStreamError, counted
 from mpistream.lease import Lease, is_dead_at_once
 from mpistream.manifest import (
     BLOBS_FOLDER,
@@ -106,6 +106,7 @@ class Inspection:
 
     def _rows(self) -> None:
         """Compare the rows that lie in place with those that are committed."""
+        noun = self._manifest.schema.record_noun
         for array in growing(self._manifest.schema):
             try:
                 there = ranges_of(self._checker.rows_in_place(array))
@@ -118,12 +119,12 @@ class Inspection:
             n = array.row_length
             for a, b in difference(wanted, there):
                 records = inside(self._manifest.committed, a * n, b * n)
-                text = f"all objects of rows {a} to {b - 1} are missing, which hold committed records"
+                text = f"all objects of rows {a} to {b - 1} are missing, which hold committed {noun}s"
                 self._damage("missing", f"{array.name}/c", text, array.name, records=(records[0][0], records[-1][1]))
             # Folders alone are ahead of use.
             beyond = difference(there, wanted)
             for a, b in ranges_of(row for row in members(beyond) if self._checker.has_objects(array, row)):
-                text = f"rows {a} to {b - 1} are in place and hold no committed record"
+                text = f"rows {a} to {b - 1} are in place and hold no committed {noun}"
                 self._uncommitted("uncommitted", f"{array.name}/c", text, array.name, records=(a * n, b * n))
         for array in self._manifest.schema.arrays.values():
             is_open = array.role is Role.STATIC and array.name not in self._manifest.statics
@@ -239,7 +240,9 @@ class Inspection:
         wrong = [f for f in _FIELDS if not isinstance(found, Mapping) or found.get(f) != expected.get(f)]
         if is_growing and isinstance(shape, list) and len(shape) == len(wanted or []) and isinstance(shape[0], int):
             if shape[0] != (wanted or [0])[0] and not wrong:
-                text = f"says {shape[0]} records, {(wanted or [0])[0]} are committed"
+                text = (
+                    f"says {counted(shape[0], self._manifest.schema.record_noun)}, {(wanted or [0])[0]} are committed"
+                )
                 self._uncommitted("documents", key, text, name)
             shape = [*(wanted or [])[:1], *shape[1:]]
         if shape != wanted:

@@ -295,7 +295,7 @@ class LocationRows:
         if found.kept:
             data = read_whole(self._store, key, self._encoder.spec.max_nbytes)
             if data is None:
-                raise FormatError(f"{key}: the shard of committed records is missing", kind="missing")
+                raise FormatError(f"{key}: the shard of committed locations is missing", kind="missing")
             try:
                 shard = OpenShard.from_object(self._encoder, self.array.shape, data, found.kept)
             except FormatError as error:

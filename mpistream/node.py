@@ -87,7 +87,7 @@ def box_of_region(node: Node, region: Any) -> Box:
         The array.
     region
         None for all, a mapping dim -> (start, stop) or a sequence of one (start, stop) an axis. A `Region`
-        may name dims that the array lacks.
+        may name dims that the array lacks, where each axis has a name.
 
     Raises
     ------
@@ -108,6 +108,14 @@ def box_of_region(node: Node, region: Any) -> Box:
         given: Mapping[str, Any] = {}
     elif isinstance(region, Mapping):
         given = {d: region[d] for d in region if d in names or not isinstance(region, Region)}
+        lacking = [d for d in region if d not in given]
+        if lacking and len(names) < len(labels):
+            # It may be one of those: the whole axis would be a wrong answer, and by its position a guess.
+            raise SchemaError(
+                f"region over {tuple(region)}: {what} has axes without a name of their own, and {lacking[0]!r} may be "
+                "one of them; give one (start, stop) an axis, say list(region.box)",
+                kind="region",
+            )
         if unknown := [d for d in given if d not in names]:
             raise SchemaError(
                 f"region: {unknown[0]!r} is no dim of {what}; name only {names}, or give one (start, stop) an axis",

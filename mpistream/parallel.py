@@ -34,6 +34,7 @@ from mpistream.errors import (
     error_from_json,
     error_to_json,
 )
+from mpistream.fence import displaced
 from mpistream.indices import Indices, indices_of
 from mpistream.lease import node_name
 from mpistream.lent import Lent
@@ -107,7 +108,9 @@ class StreamWriter:
         self._number = next(_numbers)
         self._progress: ProgressLine | None = None
         if owner is not None and options.progress:
-            self._progress = ProgressLine(store.url, manifest.schema.n_total, count(manifest.committed))
+            self._progress = ProgressLine(
+                store.url, manifest.schema.n_total, count(manifest.committed), noun=manifest.schema.record_noun
+            )
         self.resumed = resumed
         """What `write_resume` found and did; None after `write_open`."""
         _open_writers[self._number] = self
@@ -236,7 +239,7 @@ class StreamWriter:
         return name in self._stream.manifest.statics
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else f"{counted(self.n_records, 'record')}, {self.n_committed} committed"
+        state = "closed" if self._is_closed else f"{self._counted(self.n_records)}, {self.n_committed} committed"
         return f"StreamWriter({self._store.url!r}, rank {self._channel.rank} of {self._channel.size}, {state})"
 
     # Writing
@@ -546,7 +549,9 @@ class StreamWriter:
         except Exception as error:  # noqa: BLE001 (whatever it is, every rank must hear of it)
             failure = on_every_rank(error, self._channel.rank)
         self._exchange("rollback", failure=failure)
-        self._log(logging.INFO, "rolled back to commit %d, %d records", self._stream.receipt.commit_seq, self.n_records)
+        self._log(
+            logging.INFO, "rolled back to commit %d, %s", self._stream.receipt.commit_seq, self._counted(self.n_records)
+        )
 
     def invalidate(self, indices: Iterable[int]) -> CommitReceipt:
         """Mark committed records of a fixed time dim as not committed, so that they may be rewritten.
@@ -612,10 +617,10 @@ class StreamWriter:
                 self._owner.withdraw()
                 self._stream.receipt = self._owner.publish(self._stream.receipt)
             except MPIStreamError as error:
-                failure = _not_published(error, self._stream.receipt)
+                failure = _not_published(error, self._stream.receipt, self.schema.record_noun)
         # A rank must not rewrite a record before plain readers know.
         self._exchange("invalidated", failure=failure)
-        self._log(logging.INFO, "invalidated %d records", count(records))
+        self._log(logging.INFO, "invalidated %s", self._counted(count(records)))
         return self._stream.receipt
 
     def close(self) -> None:
@@ -627,6 +632,8 @@ class StreamWriter:
         ------
         CommitError
             On every rank, when the last commit failed; everything is released all the same.
+        FencedError
+            On every rank, when a newer opening owns the store, also where nothing was pending.
         """
         if self._is_closed or self._is_forked():
             return
@@ -657,10 +664,12 @@ class StreamWriter:
 
         def answer(votes: list[Any]) -> list[Any]:
             totals = {"n_records": self._n_new_records, "n_commits": self.stats.n_commits}
-            return [RunStats.of(votes, **totals).to_json()] * len(votes)
+            return [RunStats.of(votes, **totals, record_noun=self.schema.record_noun).to_json()] * len(votes)
 
         own = {**self.stats.to_json(), "elapsed": time.perf_counter() - self._began}
-        wrong = self._why_not_close()
+        # A commit of nothing has touched no file, and so met no fence.
+        fenced = None if self._owner is None else displaced(self._store, self.epoch)
+        wrong = fenced or self._why_not_close()
         self.stats.run = RunStats(**self._exchange("close", payload=own, failure=wrong, answer=answer))
 
     def _why_not_close(self) -> MPIStreamError | None:
@@ -721,7 +730,7 @@ class StreamWriter:
         self._channel.wait_left(self._options.exit_timeout)
         self._release(failed=True)
         n = self.n_committed
-        self._log(logging.INFO, "left with %r, %d of %d records are committed", exc, n, self.n_records)
+        self._log(logging.INFO, "left with %r, %d of %s are committed", exc, n, self._counted(self.n_records))
 
     # Small things
 
@@ -738,7 +747,7 @@ class StreamWriter:
         how = "created"
         if resumed is not None:
             dropped = f", {resumed.n_dropped} dropped" if resumed.n_dropped else ""
-            how = f"resumed with {receipt.n_records} records, t {receipt.last_t!r}{dropped}"
+            how = f"resumed with {self._counted(receipt.n_records)}{self._last_t_text()}{dropped}"
         if self._plan is not None:
             self._log(logging.INFO, "%s, epoch %d; %s", how, self.epoch, self._plan)
             for warning in self._plan.warnings:
@@ -751,8 +760,16 @@ class StreamWriter:
 
     def _log_commit(self, seconds: float) -> None:
         r = self._stream.receipt
-        what = f"{r.n_new_records} records, {r.n_objects} objects of {size_text(r.nbytes)}, {seconds:.3g} s"
-        self._log(logging.DEBUG, "commit %d: %s; %d records, t %r", r.commit_seq, what, r.n_records, r.last_t)
+        what = f"{self._counted(r.n_new_records)}, {r.n_objects} objects of {size_text(r.nbytes)}, {seconds:.3g} s"
+        state = self._counted(r.n_records) + self._last_t_text()
+        self._log(logging.DEBUG, "commit %d: %s; %s", r.commit_seq, what, state)
+
+    def _counted(self, n: int) -> str:
+        return counted(n, self.schema.record_noun)
+
+    def _last_t_text(self) -> str:
+        """Return the time of the last record, for a message; a location has none."""
+        return "" if self.schema.is_location_series else f", t {self._stream.receipt.last_t!r}"
 
     def _check_open(self, call: str) -> None:
         if self._is_forked():
@@ -782,7 +799,7 @@ class StreamWriter:
 
     def _say_what_is_lost(self, why: str) -> None:
         if n := self.n_records - self.n_committed:
-            _say(f"{self._store.url}: {counted(n, 'record')} {'was' if n == 1 else 'were'} not committed: {why}")
+            _say(f"{self._store.url}: {self._counted(n)} {'was' if n == 1 else 'were'} not committed: {why}")
 
     def _show_progress(self) -> None:
         if self._progress is not None:
@@ -803,11 +820,11 @@ def _of_rank(error: Exception, channel: Channel) -> MPIStreamError:
     return error_from_json(document)
 
 
-def _not_published(error: MPIStreamError, receipt: CommitReceipt) -> MPIStreamError:
+def _not_published(error: MPIStreamError, receipt: CommitReceipt, noun: str) -> MPIStreamError:
     if not isinstance(error, StoreError):
         return error
     return CommitError(
-        f"the records are invalidated (commit {receipt.commit_seq}), but the array 'committed' could not be written "
+        f"the {noun}s are invalidated (commit {receipt.commit_seq}), but the array 'committed' could not be written "
         f"and still names them to plain readers: {error}; the next commit writes it before anything else",
         kind="not_published",
         rank=0,

@@ -164,7 +164,12 @@ class PartWriter(StreamWriter):
             self._release(failed=False)
             # What became of its records, whoever commits them knows.
             own = {**self.stats.to_json(), "elapsed": time.perf_counter() - self._began}
-            self.stats.run = RunStats.of([own], n_records=self.stats.n_records, n_commits=self.stats.n_commits)
+            self.stats.run = RunStats.of(
+                [own],
+                n_records=self.stats.n_records,
+                n_commits=self.stats.n_commits,
+                record_noun=self.schema.record_noun,
+            )
             self._log(logging.INFO, "part %d closed: %s", self._writer.writer, self.stats.run)
 
     def _log_open(self) -> None:

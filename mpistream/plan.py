@@ -14,6 +14,7 @@ from mpistream.errors import SchemaError, counted
 from mpistream.holding import checked_holdings, plain_region
 from mpistream.layout import SMALL_OBJECT_NBYTES
 from mpistream.locations import chunk_locations, row_length
+from mpistream.manifest import CHECKPOINT_ATTR
 from mpistream.names import check_writers
 from mpistream.region import RegionLike
 from mpistream.schema import StreamSchema
@@ -50,6 +51,8 @@ class Plan:
     node_memory_nbytes: int
     """Most bytes that the writers of one node hold so."""
     warnings: tuple[str, ...]
+    record_noun: str = "record"
+    """What a record is: ``"location"`` in a location series."""
 
     @property
     def n_writers(self) -> int:
@@ -85,10 +88,10 @@ class Plan:
         moved = f", {size_text(n_moved)} moved between ranks" if n_moved else ""
         writers = f"{self.n_writers} of {counted(self.n_ranks, 'rank')} write{'s' if self.n_writers == 1 else ''}"
         return (
-            f"{writers} {size_text(self.nbytes_per_record)} a record "
+            f"{writers} {size_text(self.nbytes_per_record)} a {self.record_noun} "
             f"in {counted(self.n_objects_per_record, 'object')} of at most {size_text(self.max_object_nbytes)}, "
             f"{counted(self.n_folders_per_record, 'folder')}; at most {size_text(self.max_writer_nbytes_per_record)} "
-            f"a rank and record, {size_text(self.writer_memory_nbytes)} in memory{moved}"
+            f"a rank and {self.record_noun}, {size_text(self.writer_memory_nbytes)} in memory{moved}"
         )
 
 
@@ -233,6 +236,7 @@ def plan_of(
         node_memory_nbytes=max(on_node.values()),
         warnings=_warnings(schema, {n: b for n, b in shards.items() if _is_partitioned(schema, n)}, objects, n_ranks)
         + _few_ranks(n_ranks, writers),
+        record_noun=schema.record_noun,
     )
 
 
@@ -258,6 +262,8 @@ def _few_ranks(n_ranks: int, writers: str | int) -> tuple[str, ...]:
 
 def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float, n_ranks: int) -> tuple[str, ...]:
     found = []
+    # A store of one record, and a new one at each save: longer rows are no advice, and small objects come again.
+    is_state = CHECKPOINT_ATTR in schema.attrs
     most = min(_MANY_ROWS, schema.n_total or _MANY_ROWS)
     rows = {n: schema.arrays[n].row_length * -(-SMALL_OBJECT_NBYTES // max(b, 1)) for n, b in shards.items()}
     # Where an array lies in one shard, and no row of a fit length would be enough, its objects are small for good.
@@ -268,7 +274,7 @@ def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float,
     }
     if schema.is_location_series:
         found += _few_locations(schema, shards, n_ranks)
-    elif small:
+    elif small and not is_state:
         name = min(small, key=lambda n: small[n])
         row = schema.arrays[name].row_length
         example = f"for example its {schema.record_dim!r} from {row} to {rows[name]}"
@@ -277,9 +283,8 @@ def _warnings(schema: StreamSchema, shards: Mapping[str, int], n_objects: float,
             f"raise shard_shape, {example if rows[name] <= most else 'up to the whole array'}"
         )
     if n_objects > _MANY_OBJECTS:
-        found.append(
-            f"{n_objects:g} objects a record, over 10,000: raise shard_shape, or its {schema.record_dim!r} length"
-        )
+        or_rows = "" if is_state else f", or its {schema.record_dim!r} length"
+        found.append(f"{n_objects:g} objects a {schema.record_noun}, over 10,000: raise shard_shape{or_rows}")
     return tuple(found)
 
 

@@ -31,6 +31,8 @@ class ProgressLine:
         Records there will be, None where the time dim grows.
     n_records
         Records that are there already.
+    noun
+        What a record is called.
     stream
         Where it is written; by default what ``sys.stderr`` is at that time.
     clock
@@ -43,11 +45,12 @@ class ProgressLine:
         n_total: int | None,
         n_records: int,
         *,
+        noun: str = "record",
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._name, self._n_total, self._n_before = name, n_total, n_records
-        self._stream, self._clock = stream, clock
+        self._noun, self._stream, self._clock = noun, stream, clock
         self._began = clock()
         self._is_open = False
 
@@ -58,14 +61,15 @@ class ProgressLine:
         """
         seconds = self._clock() - self._began
         rate = (n_records - self._n_before) / seconds if seconds > 0 else 0.0
-        text = counted(n_records, "record")
+        text = counted(n_records, self._noun)
         if self._n_total is not None:
             n_full = _BAR_LENGTH * n_records // self._n_total
             bar = "#" * n_full + "." * (_BAR_LENGTH - n_full)
-            text = f"[{bar}] {n_records} of {self._n_total} records"
-        text += f", t = {t}, commit {commit_seq} of {nbytes / 1e6:.1f} MB, {seconds:.1f} s"
+            text = f"[{bar}] {n_records} of {counted(self._n_total, self._noun)}"
+        text += "" if t is None else f", t = {t}"
+        text += f", commit {commit_seq} of {nbytes / 1e6:.1f} MB, {seconds:.1f} s"
         if rate > 0:
-            text += f", {rate:.3g} records/s"
+            text += f", {rate:.3g} {self._noun}s/s"
             if self._n_total is not None:
                 text += f", {(self._n_total - n_records) / rate:.0f} s left"
         out = sys.stderr if self._stream is None else self._stream

@@ -410,8 +410,9 @@ class RankWriter:
 
     def _check_whole(self) -> None:
         if self._broken is not None:
+            noun = self.schema.record_noun
             raise ProtocolError(
-                f"an earlier record was taken in part ({self._broken}); call rollback() on every rank",
+                f"an earlier {noun} was taken in part ({self._broken}); call rollback() on every rank",
                 kind="broken",
             )
 
@@ -533,8 +534,10 @@ class RankWriter:
         if scope != "static":
             n = self.schema.n_total if self.schema.n_total is not None else self.n_records
             if isinstance(scope, bool) or not isinstance(scope, int | np.integer) or not 0 <= scope < n:
+                noun = self.schema.record_noun
                 raise SchemaError(
-                    f"blob {key!r}: scope {scope!r}; give 'static' or the index of a record, 0 to {n - 1}", kind="blob"
+                    f"blob {key!r}: scope {scope!r}; give 'static' or the index of a {noun}, 0 to {n - 1}",
+                    kind="blob",
                 )
             scope = int(scope)
         if (scope, key) in self._blobs or (scope == "static" and key in self._static_blobs):
@@ -658,8 +661,9 @@ class RankWriter:
 
     def _check_not_broken(self) -> None:
         if self._broken is not None:
+            noun = self.schema.record_noun
             raise ProtocolError(
-                f"a record was taken in part ({type(self._broken).__name__}: {self._broken}); call rollback()",
+                f"a {noun} was taken in part ({type(self._broken).__name__}: {self._broken}); call rollback()",
                 kind="broken",
             )
 
@@ -759,7 +763,8 @@ class RankWriter:
             raise SchemaError(f"invalidate({indices!r}): give a sequence of integers", kind="index") from error
         missing = difference(records, self._manifest.committed)
         if missing:
-            raise SchemaError(f"record {missing[0][0]} is not committed, so it need not be invalidated", kind="index")
+            what = f"{self.schema.record_noun} {missing[0][0]}"
+            raise SchemaError(f"{what} is not committed, so it need not be invalidated", kind="index")
         return records
 
     def without(self, records: Ranges) -> Manifest:

@@ -22,7 +22,7 @@ from mpistream.arrays import QUANTIZATION_NAME, ArraySpec, Role
 from mpistream.blobs import BlobEntry, read_pack_index, read_payload
 from mpistream.comm import SerialTransport, connect
 from mpistream.errors import FormatError, MPIStreamError, SchemaError, StoreError, counted, there_are
-from mpistream.foreign import ForeignStore, no_stream_text
+from mpistream.foreign import ForeignStore, meant_instead, no_stream_text
 from mpistream.grid import held_boxes, with_extra
 from mpistream.indices import Axis, Indices, axes_of, axis_lengths, numbers_of, parts_of
 from mpistream.manifest import (
@@ -92,11 +92,11 @@ class StoreReader:
     def manifest(self) -> Manifest:
         """What is committed."""
         if self._manifest is None:
-            raise FormatError(
+            text = (
                 f"{self._store.url}: no {MANIFEST_KEY}; this Zarr store is no stream of mpistream and has no records, "
-                "hierarchy() lists its arrays and read_array() reads them",
-                kind="no_manifest",
+                "hierarchy() lists its arrays and read_array() reads them"
             )
+            raise FormatError(meant_instead(self._store) or text, kind="no_manifest")
         return self._manifest
 
     @property
@@ -190,7 +190,8 @@ class StoreReader:
             As in `hierarchy`: in a stream the array's name.
         region
             Dim -> (start, stop), a dim left out is whole; or a sequence of one (start, stop) for each axis,
-            which is the way where an axis has no name. A writer's ``region`` may name dims that the array lacks.
+            which is the way where an axis has no name. A writer's ``region`` may name dims that the array lacks,
+            where all of its axes have names.
 
         Returns
         -------
@@ -260,7 +261,8 @@ class StoreReader:
         if self._manifest is None:
             return f"StoreReader({self._store.url!r}, no stream)"
         return (
-            f"StoreReader({self._store.url!r}, {counted(self.n_records, 'record')}, commit {self.manifest.commit_seq})"
+            f"StoreReader({self._store.url!r}, {counted(self.n_records, self.schema.record_noun)}, "
+            f"commit {self.manifest.commit_seq})"
         )
 
     def read_record(self, name: str, index: int, region: Mapping[str, Any] | None = None) -> NDArray[Any]:
@@ -294,8 +296,9 @@ class StoreReader:
         array = self._array(name, has_time=True)
         i = operator.index(index)
         if not -self.n_records <= i < self.n_records:
+            noun = self.schema.record_noun
             raise SchemaError(
-                f"record {i} of {name!r}: {there_are(self.n_records, 'record')}; refresh() looks for newer ones",
+                f"{noun} {i} of {name!r}: {there_are(self.n_records, noun)}; refresh() looks for newer ones",
                 kind="index",
             )
         i %= self.n_records
@@ -306,9 +309,9 @@ class StoreReader:
             return np.asarray(self._series(array, i, i + 1)[0])
         return np.asarray(self._read(array, (i, i + 1), self._axes(array, region))[0])
 
-    @staticmethod
-    def _not_committed(name: str, record: int) -> SchemaError:
-        return SchemaError(f"record {record} of {name!r} is not committed; refresh() looks again", kind="not_committed")
+    def _not_committed(self, name: str, record: int) -> SchemaError:
+        what = f"{self.schema.record_noun} {record} of {name!r}"
+        return SchemaError(f"{what} is not committed; refresh() looks again", kind="not_committed")
 
     def read_location(
         self, name: str, location: SupportsIndex | str, times: tuple[int, int] | None = None
@@ -484,8 +487,9 @@ class StoreReader:
         # A rank's region names all partitioned dims, also those that this array lacks.
         known = set(self.schema.dims) - {self.schema.record_dim} | set(array.space_dims)
         if unknown := [dim for dim in region if dim not in known]:
+            noun = self.schema.record_noun
             raise SchemaError(
-                f"region: {unknown[0]!r} is no dim of a record of {array.name!r}; it has {array.space_dims}",
+                f"region: {unknown[0]!r} is no dim of a {noun} of {array.name!r}; it has {array.space_dims}",
                 kind="region",
             )
 

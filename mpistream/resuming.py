@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mpistream.block import time_number
 from mpistream.commit import recover
 from mpistream.epoch import EpochState
 from mpistream.errors import FormatError, ResumeError, SchemaError, counted
@@ -226,12 +227,7 @@ def _number(what: str, t: Any) -> Any:
     if is_date(t):
         date_text(t)  # NaT is refused before anything else happens
         return t
-    try:
-        value = float(t)
-    except (TypeError, ValueError) as error:
-        raise SchemaError(
-            f"{what} = {t!r} is neither a number in the schema's time units nor a date", kind="time"
-        ) from error
+    value = time_number(what, t)
     if math.isnan(value):
         raise SchemaError(f"{what} is NaN; give a time in the schema's units, or leave it out", kind="time")
     return value

@@ -327,6 +327,11 @@ class StreamSchema:
         return isinstance(self.time, LocationTime)
 
     @property
+    def record_noun(self) -> str:
+        """What messages call a record: ``"record"``, or ``"location"`` in a location series."""
+        return "location" if self.is_location_series else "record"
+
+    @property
     def mode(self) -> str:
         """``"append"``, ``"indexed"`` or ``"locations"``."""
         if self.is_location_series:
@@ -397,7 +402,7 @@ class StreamSchema:
             shape=(self.n_total,),
             dtype=dtype,
             fill=np.array(False),
-            attrs=MappingProxyType({"long_name": "whether the record is committed"}),
+            attrs=MappingProxyType({"long_name": f"whether the {self.record_noun} is committed"}),
             chain=tuple(profile_chain("compact", dtype)),
             shard_shape=chunks,
             chunk_shape=chunks,

@@ -104,9 +104,13 @@ class RunStats:
     """Seconds from the opening to the last commit, of the rank that was at it for longest."""
     seconds: Mapping[str, float]
     """The most that any rank has of each of `WriterStats.seconds`, and of ``blocked``."""
+    record_noun: str = "record"
+    """What the records are: ``"location"`` in a location series."""
 
     @classmethod
-    def of(cls, votes: Sequence[Mapping[str, Any]], *, n_records: int, n_commits: int) -> RunStats:
+    def of(
+        cls, votes: Sequence[Mapping[str, Any]], *, n_records: int, n_commits: int, record_noun: str = "record"
+    ) -> RunStats:
         """Return the account of all ranks.
 
         Not collective.
@@ -115,13 +119,14 @@ class RunStats:
         ----------
         votes
             `WriterStats.to_json` of each rank, and its ``elapsed``.
-        n_records, n_commits
+        n_records, n_commits, record_noun
             As here.
         """
         return cls(
             n_ranks=len(votes),
             n_records=n_records,
             n_commits=n_commits,
+            record_noun=record_noun,
             nbytes_in=sum(v["nbytes_in"] for v in votes),
             nbytes_encoded=sum(v["nbytes_encoded"] for v in votes),
             n_objects=sum(v["n_objects"] for v in votes),
@@ -152,8 +157,8 @@ class RunStats:
         speed = f", {size_text(self.nbytes_in / self.blocked)}/s" if self.blocked > 0 else ""
         times = ", ".join(f"{what} {self.seconds[what]:.3g}" for what in ("wait", "encode", "write", "sync"))
         return (
-            f"{_of(self.n_records, 'record')} in {_of(self.n_commits, 'commit')} by {_of(self.n_ranks, 'rank')}, "
-            f"{size_text(self.nbytes_in)} as {size_text(self.nbytes_encoded)}{ratio} in "
+            f"{_of(self.n_records, self.record_noun)} in {_of(self.n_commits, 'commit')} by "
+            f"{_of(self.n_ranks, 'rank')}, {size_text(self.nbytes_in)} as {size_text(self.nbytes_encoded)}{ratio} in "
             f"{_of(self.n_objects, 'object')}; seconds of the slowest rank: blocked {self.blocked:.3g} of "
             f"{self.elapsed:.3g} ({share}{speed}), {times}"
         )

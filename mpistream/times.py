@@ -57,8 +57,12 @@ _TICKS = {
     "m": 60 * _SECOND,
     **{unit: 1000**i for i, unit in enumerate(("as", "fs", "ps", "ns", "us", "ms", "s"))},
 }
-# Of no fixed length: a time in them is a number and no date.
-_MONTHS = frozenset(("month", "months", "year", "years", "common_year", "common_years"))
+# Of no fixed length: a time in them is a number and no date. Where readers make dates of them, a calendar has one.
+_MONTHS = {
+    **dict.fromkeys(("month", "months"), "360_day"),
+    **dict.fromkeys(("common_year", "common_years"), "noleap"),
+    **dict.fromkeys(("year", "years"), None),
+}
 _SINCE = re.compile(
     r"\s*(?P<unit>\w+)\s+since\s+(?P<year>[+-]?\d{1,6})-(?P<month>\d{1,2})-(?P<day>\d{1,2})"
     r"(?:(?:T|\s+)(?P<hour>\d{1,2})(?::(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:\.(?P<part>\d{1,18}))?)?)?)?"
@@ -127,6 +131,13 @@ def check_units(units: str, calendar: str) -> None:
         raise SchemaError(
             f"time units {units!r}: {found['unit']!r} is none that readers know; give days, hours, minutes, seconds, "
             "milliseconds, microseconds or nanoseconds",
+            kind="time",
+        )
+    if unit in _MONTHS and _MONTHS[unit] != _ALIASES.get(name, name):
+        raise SchemaError(
+            f"time units {units!r}: no reader makes dates of {found['unit']!r} in the calendar {calendar!r}, only of "
+            "months in '360_day' and of common_years in 'noleap'; give days, or leave 'since' and the date out for "
+            "numbers that are no dates",
             kind="time",
         )
     year, month, day = (int(found[part]) for part in ("year", "month", "day"))

@@ -14,7 +14,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mpistream.agreement import Channel
@@ -57,6 +57,8 @@ class Report:
     """Who writes the store at present, or may."""
     is_complete: bool
     """Whether everything was looked at; not so after very many findings."""
+    record_noun: str = "record"
+    """What a record is: ``"location"`` in a location series."""
 
     @property
     def exit_code(self) -> int:
@@ -68,7 +70,7 @@ class Report:
 
         Not collective.
         """
-        names = ("url", "epoch", "commit_seq", "n_records", "n_objects", "nbytes", "seconds", "writer", "is_complete")
+        names = [f.name for f in fields(self) if f.name not in ("damage", "leftovers", "in_flight")]
         findings = {n: [f.to_json() for f in getattr(self, n)] for n in ("damage", "leftovers", "in_flight")}
         return {**{name: getattr(self, name) for name in names}, "exit_code": self.exit_code, **findings}
 
@@ -254,4 +256,5 @@ class _Session:
             in_flight=of["in_flight"],
             writer=self._inspection.writer,
             is_complete=self._is_done and self.n_objects == n_tasks and len(self._findings) <= _MAX_FINDINGS,
+            record_noun=self.manifest.schema.record_noun,
         ).to_json()

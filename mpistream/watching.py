@@ -56,6 +56,8 @@ class Sight:
     """Of files, as of the last count; the first look counts none."""
     seconds_since_commit: float | None
     """Since a commit was last seen to come."""
+    record_noun: str = "record"
+    """What a record is: ``"location"`` in a location series."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON types.
@@ -133,6 +135,7 @@ class Watch:
             eta=missing / rate if state in ("running", "unknown") and missing is not None and rate else None,
             nbytes=self._nbytes(now),
             seconds_since_commit=None if self._came is None else now - self._came,
+            record_noun=schema.record_noun,
         )
 
     def _n_records(self) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mpistream.carrying import commit_tokens
-from mpistream.cli.terminal import app, failed, line, say, show_warnings, size_text
+from mpistream.cli.terminal import app, failed, line, noun_of, say, show_warnings, size_text
 from mpistream.errors import FormatError, MPIStreamError, counted
 from mpistream.manifest import parse_json
 from mpistream.token import CommitReceipt, CommitToken
@@ -51,7 +51,7 @@ def commit(
     if as_json:
         say(json.dumps(receipt.to_json(), indent=2, allow_nan=False))
     else:
-        say(_receipt_line(receipt))
+        say(_receipt_line(receipt, noun_of(url)))
     show_warnings(receipt)
 
 
@@ -65,11 +65,11 @@ def _read_token(path: Path) -> CommitToken:
         raise FormatError(text if text.startswith(str(path)) else f"{path}: {text}", kind=error.kind) from error
 
 
-def _receipt_line(receipt: CommitReceipt) -> str:
+def _receipt_line(receipt: CommitReceipt, noun: str) -> str:
     last_t = "none" if receipt.last_t is None else repr(receipt.last_t)
     statics = f", statics {', '.join(map(line, receipt.new_statics))}" if receipt.new_statics else ""
     objects = f"{size_text(receipt.nbytes)} in {counted(receipt.n_objects, 'object')}"
     return (
-        f"commit {receipt.commit_seq} in epoch {receipt.epoch}: {counted(receipt.n_new_records, 'new record')}"
-        f"{statics}, {objects}; {counted(receipt.n_records, 'record')} committed, last t {last_t}"
+        f"commit {receipt.commit_seq} in epoch {receipt.epoch}: {counted(receipt.n_new_records, f'new {noun}')}"
+        f"{statics}, {objects}; {counted(receipt.n_records, noun)} committed, last t {last_t}"
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mpistream.cli.terminal import app, failed, line, say
+from mpistream.cli.terminal import app, check_one_stream, failed, line, say
 from mpistream.compare import compare
 from mpistream.errors import MPIStreamError
 
@@ -45,6 +45,8 @@ def diff(
     Exit code 0 when they are the same, 1 when they differ, 2 and one line on stderr when one can't be read.
     """
     try:
+        check_one_stream(a)
+        check_one_stream(b)
         found = compare(a, b, rtol=rtol, atol=atol, variables=variables or None, attrs=attrs)
     except MPIStreamError as error:
         failed(error)

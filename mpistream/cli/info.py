@@ -10,7 +10,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mpistream.cli.terminal import Column, app, console_of, failed, line, say, shape_text, size_text, table_of
+from mpistream.cli.terminal import (
+    Column,
+    app,
+    console_of,
+    failed,
+    instead_of,
+    line,
+    named,
+    say,
+    shape_text,
+    size_text,
+    table_of,
+)
 from mpistream.errors import MPIStreamError, counted
 from mpistream.info import describe, short_chain
 
@@ -61,11 +73,10 @@ def info(
 
 def _show(facts: Mapping[str, Any], console: Console) -> None:
     is_stream = "nodes" not in facts
-    summary = {"store": line(facts["url"]), "stream": "none: written by others, or the groups above streams"}
     lines = Table.grid(padding=(0, 2), pad_edge=False)
     lines.add_column(style="bold")
     lines.add_column(overflow="fold")
-    for name, text in (_summary(facts) if is_stream else summary).items():
+    for name, text in (_summary(facts) if is_stream else _no_stream(facts["url"])).items():
         lines.add_row(name, text)
     console.print(lines)
     console.print()
@@ -74,11 +85,16 @@ def _show(facts: Mapping[str, Any], console: Console) -> None:
         return
     console.print(table_of("Layout", _LAYOUT, facts["arrays"]))
     console.print()
-    console.print(table_of("On disk" if facts["is_exact"] else "On disk, estimated", _ON_DISK, facts["arrays"]))
+    title = "On disk" if facts["is_exact"] else "On disk, estimated"
+    console.print(table_of(title, named(_ON_DISK, facts["record_noun"]), facts["arrays"]))
+
+
+def _no_stream(url: str) -> dict[str, str]:
+    return {"store": line(url), "stream": line(instead_of(url) or "none: written by others")}
 
 
 def _summary(facts: Mapping[str, Any]) -> dict[str, str]:
-    last_t = "none"
+    noun, last_t = facts["record_noun"], "none"
     if facts["last_t"] is not None:
         date = f" ({facts['last_date']})" if facts["last_date"] is not None else ""
         last_t = f"{facts['last_t']!r} {line(facts['time_units'])}{date}"
@@ -86,12 +102,12 @@ def _summary(facts: Mapping[str, Any]) -> dict[str, str]:
     dropped = "none"
     if facts["n_dropped"]:
         parts = [f"{d['start']} to {d['stop'] - 1} by epoch {d['epoch']}" for d in facts["dropped"]]
-        dropped = f"{counted(facts['n_dropped'], 'record')} kept aside until the next commit: {', '.join(parts)}"
+        dropped = f"{counted(facts['n_dropped'], noun)} kept aside until the next commit: {', '.join(parts)}"
     is_whole = facts["n_committed"] == facts["n_records"]
     return {
         "store": line(facts["url"]),
         "title": "none" if facts["title"] is None else line(facts["title"]),
-        "records": str(facts["n_records"]) + ("" if is_whole else f", {facts['n_committed']} committed"),
+        f"{noun}s": str(facts["n_records"]) + ("" if is_whole else f", {facts['n_committed']} committed"),
         "last t": last_t,
         "dims": ", ".join(f"{line(d)} {n}" for d, n in facts["dims"].items()),
         "commit": f"{facts['commit_seq']} in epoch {facts['epoch']}",

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mpistream.cli.terminal import Column, app, console_of, failed, line, say, shape_text, table_of
+from mpistream.cli.terminal import Column, app, console_of, failed, instead_of, line, say, shape_text, table_of
 from mpistream.errors import MPIStreamError, counted
 from mpistream.info import decode_time
 from mpistream.node import Node
@@ -72,6 +72,7 @@ def _facts(url: str, reader: StoreReader) -> dict[str, Any]:
             times = [float(reader.read_array(name, [(i, i + 1)])[0]) for i in (first, last)]
     return {
         "url": url,
+        "record_noun": reader.schema.record_noun if reader.is_stream else None,
         "n_records": reader.n_records if reader.is_stream else None,
         "n_committed": count(reader.committed) if reader.is_stream else None,
         "first_t": times[0],
@@ -99,8 +100,8 @@ def _node(node: Node) -> dict[str, Any]:
 
 def _title(facts: dict[str, Any]) -> str:
     if facts["n_records"] is None:
-        return f"{line(facts['url'])}: no stream"
-    found = f"{line(facts['url'])}: {counted(facts['n_records'], 'record')}"
+        return line(instead_of(facts["url"]) or f"{facts['url']}: no stream")
+    found = f"{line(facts['url'])}: {counted(facts['n_records'], facts['record_noun'])}"
     if facts["n_committed"] != facts["n_records"]:
         found += f", {facts['n_committed']} committed"
     if facts["last_t"] is None:

@@ -6,6 +6,7 @@ import importlib
 import json
 import runpy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from mpistream.cli.terminal import app, failed, in_options, line, say, shape_tex
 from mpistream.decomposition import settle
 from mpistream.errors import MPIStreamError, SchemaError, counted
 from mpistream.opening import no_claims
-from mpistream.options import Options
+from mpistream.options import resolve_options
 from mpistream.plan import plan_of
 from mpistream.ranges import ranges_of
 from mpistream.reader import open_reader
@@ -36,7 +37,13 @@ def plan(
     ],
     ranks: Annotated[int, typer.Option(min=1, help="Ranks of the run.", show_default=False)],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes on which they run, filled one after the other.")] = 1,
-    writers: Annotated[str, typer.Option(help="As Options(writers=): auto, all, node or a number.")] = "auto",
+    writers: Annotated[
+        str | None,
+        typer.Option(
+            help="As Options(writers=): auto, all, node or a number; by default as $MPISTREAM_OPTIONS says.",
+            show_default=False,
+        ),
+    ] = None,
     records: Annotated[int, typer.Option(min=1, help="Records of the run.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -52,7 +59,7 @@ def plan(
     ranks, nodes
         How many; each rank has a balanced box of the grid.
     writers
-        As in `Options`.
+        As in `Options`; by default, as everything else in them, that of the site's file.
     records
         Records of the run.
     as_json
@@ -63,18 +70,21 @@ def plan(
     Exit code 1 and one line on stderr when there is no such schema.
     """
     try:
-        # Options knows what may be said for writers.
-        options = Options(writers=int(writers) if writers.isdecimal() else writers)
+        options = resolve_options(None)
+        if writers is not None:
+            # Options knows what may be said for writers.
+            options = replace(options, writers=int(writers) if writers.isdecimal() else writers)
         names = [str(rank * nodes // ranks) for rank in range(ranks)]
         settled = settle(_schema_of(schema), None, names, writers=options.writers, rearrange=options.rearrange)
-        found = plan_of(*settled, names, writers=options.writers)
+        pending = 0 if options.threads == 0 else options.max_pending_nbytes
+        found = plan_of(*settled, names, writers=options.writers, max_pending_nbytes=pending)
     except MPIStreamError as error:
         raise failed(error) from None
     if as_json:
         say(json.dumps(found.to_json(), indent=2, allow_nan=False))
         return
     say(str(found))
-    objects = f"{counted(found.n_objects(records), 'object')} in {counted(records, 'record')}"
+    objects = f"{counted(found.n_objects(records), 'object')} in {counted(records, found.record_noun)}"
     say(f"writers: {_ranks(found.writers)}; {objects}")
     for name, (shard, chunk) in found.layouts.items():
         say(f"{line(name)}: shards {shape_text(shard)}, inner chunks {shape_text(chunk)}")

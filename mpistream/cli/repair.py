@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mpistream.cli.terminal import app, failed, say, show_warnings
+from mpistream.cli.terminal import app, failed, noun_of, say, show_warnings
 from mpistream.errors import MPIStreamError, counted
 from mpistream.repairing import repair as repair_store
 
@@ -56,7 +56,7 @@ def repair(
         say(json.dumps(receipt.to_json(), indent=2, allow_nan=False))
     else:
         last_t = "none" if receipt.last_t is None else repr(receipt.last_t)
-        state = f"{counted(receipt.n_records, 'record')} committed, last t {last_t}"
+        state = f"{counted(receipt.n_records, noun_of(url))} committed, last t {last_t}"
         if restore_dropped:
             say(f"epoch {receipt.epoch}: {counted(receipt.n_new_records, 'dropped record')} restored; {state}")
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,17 +13,25 @@ from rich.console import Console
 from rich.table import Table
 
 from mpistream._version import __version__
-from mpistream.errors import MPIStreamError
+from mpistream.errors import FormatError, MPIStreamError
+from mpistream.foreign import meant_instead
+from mpistream.manifest import MANIFEST_KEY
 from mpistream.plan import size_text
+from mpistream.reader import open_reader
+from mpistream.store import open_readable
 from mpistream.token import CommitReceipt
 
 __all__ = [
     "Column",
     "app",
+    "check_one_stream",
     "console_of",
     "failed",
     "in_options",
+    "instead_of",
     "line",
+    "named",
+    "noun_of",
     "say",
     "shape_text",
     "show_warnings",
@@ -111,6 +120,40 @@ def console_of() -> Console:
 def line(value: object) -> str:
     """Return a value's text as one line without control characters."""
     return "".join(c if c.isprintable() else " " for c in " ".join(str(value).split()))
+
+
+def named(columns: Sequence[Column], noun: str) -> list[Column]:
+    """Return columns whose headings call a record what it is in a stream."""
+    return [(heading.replace("record", noun), is_number, text) for heading, is_number, text in columns]
+
+
+def instead_of(url: str) -> str | None:
+    """Return which stream was meant with a folder above some, or with an array of one; None for any other place.
+
+    The rule of all verbs: those that list (ls and info) list what lies there and say this, all others refuse.
+    """
+    store = open_readable(url)
+    return None if store.read(MANIFEST_KEY) is not None else meant_instead(store)
+
+
+def check_one_stream(url: str) -> None:
+    """Refuse a folder above streams, and an array of one, for a verb that would take it for a store of others.
+
+    Raises
+    ------
+    FormatError
+        Kind ``no_manifest``, with the stream to give.
+    """
+    if (text := instead_of(url)) is not None:
+        raise FormatError(text, kind="no_manifest")
+
+
+def noun_of(url: str) -> str:
+    """Return what a record of a stream is called; of a receipt only its store tells."""
+    # Whatever has become of the store since: the receipt stands, and is said.
+    with contextlib.suppress(MPIStreamError), open_reader(url) as reader:
+        return reader.schema.record_noun
+    return "record"
 
 
 def table_of(title: str, columns: Sequence[Column], arrays: Sequence[Mapping[str, Any]]) -> Table:

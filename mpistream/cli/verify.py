@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mpistream.cli.terminal import Column, app, console_of, failed, line, say, size_text, table_of
+from mpistream.cli.terminal import Column, app, console_of, failed, line, named, say, size_text, table_of
 from mpistream.comm import world
 from mpistream.errors import MPIStreamError, counted
 from mpistream.verifying import Report
@@ -68,6 +68,7 @@ def verify(
 
 def _show(report: Report) -> None:
     console = console_of()
+    columns = named(_COLUMNS, report.record_noun)
     with console.capture() as captured:
         for title, findings in (
             ("Damage", report.damage),
@@ -75,7 +76,7 @@ def _show(report: Report) -> None:
             (f"In flight, of {report.writer or 'parts without MPI'}", report.in_flight),
         ):
             if findings:
-                console.print(table_of(line(title), _COLUMNS, [f.to_json() for f in findings]))
+                console.print(table_of(line(title), columns, [f.to_json() for f in findings]))
                 console.print()
     text = "\n".join(row.rstrip() for row in captured.get().splitlines())
     if text:
@@ -84,8 +85,8 @@ def _show(report: Report) -> None:
         typer.echo("too many findings: not everything was looked at", err=True)
     verdict = ("all is well", "leftovers, no damage", "DAMAGED")[report.exit_code]
     say(
-        f"{line(report.url)}: {verdict}; {counted(report.n_records, 'record')}, commit {report.commit_seq} in epoch "
-        f"{report.epoch}, {counted(report.n_objects, 'object')} with {size_text(report.nbytes)} read in "
+        f"{line(report.url)}: {verdict}; {counted(report.n_records, report.record_noun)}, commit {report.commit_seq} "
+        f"in epoch {report.epoch}, {counted(report.n_objects, 'object')} with {size_text(report.nbytes)} read in "
         f"{report.seconds:.3g} s"
     )
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.live import Live
 
-from mpistream.cli.terminal import app, console_of, failed, line, say, size_text
+from mpistream.cli.terminal import app, check_one_stream, console_of, failed, line, say, size_text
 from mpistream.errors import FormatError, MPIStreamError, counted
 from mpistream.watching import Sight, Watch
 
@@ -35,7 +35,14 @@ def watch(
     timeout: Annotated[
         float | None, typer.Option(min=0.0, help="End after so many seconds without a commit.", show_default=False)
     ] = None,
-    wait: Annotated[float, typer.Option(min=0.0, help="Wait so many seconds for a store that is not there yet.")] = 0.0,
+    wait: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="Wait so many seconds for a store that is not there yet, and for a resume of a run that did not end "
+            "with 0.",
+        ),
+    ] = 0.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end; 0 for a run that goes on.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, at every change.")] = False,
 ) -> None:
@@ -54,7 +61,8 @@ def watch(
     timeout
         End after so many seconds without a commit.
     wait
-        Seconds to wait for a store that is not there yet.
+        Seconds to wait for a store that is not there yet, and each time for a resume of a run that died, failed or
+        was closed with fewer records than are expected.
     once
         Look once and end.
     as_json
@@ -74,9 +82,11 @@ def watch(
             raise typer.Exit(_code(sight))
         if sys.stdout.isatty() and not as_json:
             with Live(console=console_of(), auto_refresh=False) as live:
-                code = _follow(seen, interval, timeout, lambda s: live.update(_text(s), refresh=True), is_live=True)
+                code = _follow(
+                    seen, interval, timeout, wait, lambda s: live.update(_text(s), refresh=True), is_live=True
+                )
         else:
-            code = _follow(seen, interval, timeout, lambda s: _print(s, as_json=as_json), is_live=False)
+            code = _follow(seen, interval, timeout, wait, lambda s: _print(s, as_json=as_json), is_live=False)
     except MPIStreamError as error:
         raise failed(error) from None
     except KeyboardInterrupt:
@@ -85,19 +95,26 @@ def watch(
 
 
 def _follow(
-    seen: Watch, interval: float, timeout: float | None, show: Callable[[Sight], object], *, is_live: bool
+    seen: Watch, interval: float, timeout: float | None, wait: float, show: Callable[[Sight], object], *, is_live: bool
 ) -> int:
     """Show what is seen until the run has ended, and return the exit code."""
     shown: tuple[str, int, int] | None = None
-    began = time.monotonic()
+    began = changed = time.monotonic()
     while True:
         sight = seen.look()
         news = sight.state, sight.commit_seq, sight.n_records
+        if news != shown:
+            changed = time.monotonic()
         if is_live or news != shown:
             show(sight)
             shown = news
         if sight.state in ("closed", "failed", "dead"):
-            return _code(sight)
+            # A job in a queue may go on with it; only what is whole is over for good.
+            left = changed + wait - time.monotonic()
+            if not _code(sight) or left <= 0:
+                return _code(sight)
+            time.sleep(min(interval, left))
+            continue
         waited = time.monotonic() - began if sight.seconds_since_commit is None else sight.seconds_since_commit
         if timeout is not None and waited >= timeout:
             return _LATE
@@ -109,6 +126,8 @@ def _found(url: str, total: int | None, wait: float) -> Watch:
     last = time.monotonic() + wait
     is_said = False
     while True:
+        # That is never the folder of a stream that is yet to come.
+        check_one_stream(url)
         try:
             return Watch(url, n_total=total)
         except FormatError as error:
@@ -138,13 +157,14 @@ def _print(sight: Sight, *, as_json: bool) -> None:
 
 def _text(sight: Sight) -> str:
     total = "" if sight.n_total is None else f" of {sight.n_total} ({sight.n_records / sight.n_total:.0%})"
-    records = f"{sight.n_records}{total} records" if total else counted(sight.n_records, "record")
+    noun = sight.record_noun
+    records = f"{sight.n_records}{total} {noun}s" if total else counted(sight.n_records, noun)
     parts = [f"{sight.state}: {records}"]
     if sight.last_t is not None:
         date = "" if sight.last_date is None else f" ({sight.last_date})"
         parts.append(f"t {sight.last_t!r} {line(sight.time_units)}{date}")
     if sight.rate is not None:
-        parts.append(f"{sight.rate:.3g} records/s")
+        parts.append(f"{sight.rate:.3g} {noun}s/s")
     if sight.eta is not None:
         parts.append(f"{_duration(sight.eta)} left")
     if sight.nbytes is not None:

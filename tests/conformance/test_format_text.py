@@ -681,7 +681,8 @@ def test_section_2_names_every_file(separator: str) -> None:
         w.write_record(i, {"v": np.full(4, i, "int32"), "s": i})
         w.commit()
     ms.write_resume(store, at=3.0, takeover=True).close()
-    w.close()
+    with pytest.raises(ms.FencedError):
+        w.close()
     ms.write_open(store, schema, overwrite=True).close()
     with ms.write_open(store, indexed_schema(separator), overwrite=True) as w:
         w.write_record_at(2, TIMES[2], {"v": 1, "s": 1})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,7 +160,7 @@ def test_times_of_a_resume_may_be_dates(comm: MPI.Intracomm, mpi_tmp_path: Path)
     on_root(comm, lambda: assert_holds(mpi_tmp_path / "s", PLANE, [0] * 3))
 
 
-@pytest.mark.parametrize("at", [float("nan"), "yesterday", 1j, [1.0], np.datetime64("NaT")], ids=str)
+@pytest.mark.parametrize("at", [float("nan"), "yesterday", "2", b"2", 1j, [1.0], np.datetime64("NaT")], ids=str)
 def test_time_that_is_none_is_refused(comm: MPI.Intracomm, mpi_tmp_path: Path, at: Any) -> None:
     """An `at` that is NaN or no number is an error on every rank, and drops nothing."""
     _create(comm, mpi_tmp_path / "s")
@@ -302,15 +301,15 @@ def test_takeover_fences_the_first_writer(comm: MPI.Intracomm, mpi_tmp_path: Pat
 
 
 def test_fenced_writer_with_nothing_pending_touches_nothing(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    """A writer that was taken over closes without harm when it has nothing to commit."""
+    """A writer that was taken over is told so when it closes, and does no harm."""
     _create(comm, mpi_tmp_path / "s")
     old = ms.write_resume(mpi_tmp_path / "s", comm=comm, options=OPTIONS)
     new = ms.write_resume(mpi_tmp_path / "s", comm=comm, takeover=True, options=OPTIONS)
     PLANE.write(new, 3)
     new.commit()
     before = on_root(comm, lambda: tree(mpi_tmp_path))
-    with contextlib.suppress(ms.FencedError):
-        old.close()
+    error = error_on_all(comm, old.close)
+    assert (type(error), "epoch 3 took the store over from epoch 2" in str(error)) == (ms.FencedError, True)
     sync(comm)
     after = on_root(comm, lambda: tree(mpi_tmp_path))
     assert after == before

@@ -199,3 +199,17 @@ def test_what_is_no_pair_is_not_a_pair_without_states(tmp_path: Path) -> None:
             with pytest.raises(ms.FormatError, match=f"is {what}, and not the folder of a CheckpointPair"):
                 call()
     assert ms.CheckpointPair(tmp_path / "new", make_schema()).restore() is None
+
+
+def test_a_save_is_not_told_to_share_shards_over_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A state has one record; a stream of the same schema is told, and to have longer rows."""
+    schema = ms.StreamSchema(
+        dims={"time": None, "y": 100, "x": 100},
+        time=ms.AppendTime(units="s"),
+        variables={"v": ms.Variable(("time", "y", "x"), "float32")},
+    )
+    with caplog.at_level("WARNING", "mpistream"):
+        ms.CheckpointPair(tmp_path / "restart", schema).save(0.0, {"v": 1.0}, options=OPTIONS)
+        assert caplog.messages == []
+        ms.write_open(tmp_path / "s", schema, options=OPTIONS).close()
+    assert "raise shard_shape, for example its 'time'" in caplog.messages[0]

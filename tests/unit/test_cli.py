@@ -313,7 +313,8 @@ def test_info_of_another_zarr_store_lists_it(tmp_path: Path) -> None:
     make_store(tmp_path / "g/run", make_schema())
     done = run("info", tmp_path / "g")
     assert done.exit_code == 0
-    assert done.output.startswith(f"store   {tmp_path}/g\nstream  none")
+    about = f"{tmp_path}/g is not a stream, it holds streams; give the folder of one: {tmp_path}/g/run"
+    assert done.output.startswith(f"store   {tmp_path}/g\nstream  {about}\n")
     rows = columns(done.output, "Nodes")
     assert rows["/"] == ["group", "-", "-", "-", "-", "-"]
     assert rows["/v"] == ["array", "y, -", "int16", "5 x 7", "-", "4 x 4"]

@@ -6,10 +6,12 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,6 +84,19 @@ def test_diff(store: Path, tmp_path: Path) -> None:
         *(1, compare(store, other, rtol=0.5, variables=["energy"]).to_json()),
     )
     assert is_one_line(run("diff", store, tmp_path / "nothing"), 2, f"no such folder: {tmp_path}/nothing")
+
+
+def test_diff_says_which_of_two_stores_is_damaged(store: Path, tmp_path: Path) -> None:
+    """Keys are the same in both: an object, and the manifest."""
+    rows = sorted(p.relative_to(store).as_posix() for p in (store / "temperature/c").rglob("*") if p.is_file())
+    for key in (rows[-1], ".mpistream/manifest.json"):
+        bad = tmp_path / f"bad-{len(key)}"
+        shutil.copytree(store, bad)
+        (bad / key).write_bytes(b"x")
+        for order, pair in (("first", (bad, store)), ("second", (store, bad))):
+            done = run("diff", *pair)
+            assert is_one_line(done, 2, f"error: {bad}, the {order}: "), done.stderr
+            assert key in done.stderr
 
 
 def test_ls(store: Path, tmp_path: Path) -> None:
@@ -176,6 +191,36 @@ def test_watch_of_a_run_that_an_exception_ended(tmp_path: Path) -> None:
     assert (done.exit_code, done.stdout[:19]) == (0, "closed: 2 records, ")
 
 
+def test_watch_waits_for_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time the run has failed or is not whole, so long; then with the exit code of how it ended."""
+    url, now, slept = tmp_path / "s", [0.0], []
+    schema = append_schema({"y": 2}, {"v": ms.Variable(("time", "y"), "f4")})
+    with pytest.raises(ZeroDivisionError), ms.write_open(url, schema, options=QUICK) as w:  # noqa: PT012
+        w.write_record(0.0, {"v": 1.0})
+        w.commit()
+        raise ZeroDivisionError
+
+    def sleep(seconds: float) -> None:
+        """Pass time; after 9 s, and after 9 s more, a job comes that writes a record."""
+        slept.append(seconds)
+        now[0] += seconds
+        if now[0] in (9.0, 18.0) and resumes:
+            with ms.write_resume(url, options=QUICK) as w:
+                w.write_record(now[0], {"v": 1.0})
+
+    monkeypatch.setattr(verbs.watch, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    resumes = False
+    args = ("watch", url, "--total", "3", "--interval", "3", "--timeout", "1", "--wait", "10")
+    done = run(*args)
+    assert (done.exit_code, done.stdout[:25], slept) == (3, "failed: 1 of 3 (33%) reco", [3.0, 3.0, 3.0, 1.0])
+    now[0], resumes = 0.0, True
+    done = run(*args)
+    assert [text.split(" records")[0] for text in done.stdout.splitlines()] == [
+        *("failed: 1 of 3 (33%)", "closed: 2 of 3 (67%)", "closed: 3 of 3 (100%)")
+    ]
+    assert (done.exit_code, now[0]) == (0, 18.0)
+
+
 def test_watch_waits_for_a_store_that_is_yet_to_come(tmp_path: Path) -> None:
     """With --wait; without it the message names that option."""
     assert is_one_line(run("watch", tmp_path / "s"), 1, "; --wait SECONDS waits for a store that is yet to come")
@@ -260,7 +305,7 @@ def test_a_location_series_has_all_its_times_and_plots_where_it_lies(tmp_path: P
         for i in range(5):
             w.write_location(i, {"flow": np.arange(3, dtype="f4")})
     done = run("ls", url)
-    assert done.stdout.startswith(f"{url}: 5 records, t 0.0 to 2.0 hours since 2000-01-01 ")
+    assert done.stdout.startswith(f"{url}: 5 locations, t 0.0 to 2.0 hours since 2000-01-01 ")
     assert run("plot", url, "lat", "-o", tmp_path / "lat.png").exit_code == 0
     assert (tmp_path / "lat.png").stat().st_size > 1000
     done = run("plot", url, "flow")

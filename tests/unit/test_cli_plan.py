@@ -77,3 +77,26 @@ def test_what_is_no_schema_is_named(text: str, message: str) -> None:
     found = run(text, "--ranks", "2")
     assert found.exit_code == 1
     assert message in found.stderr
+
+
+def test_a_site_s_options_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the run that is planned: writers, and what may wait in memory; --writers goes before the file."""
+    file = tmp_path / "described.py"
+    file.write_text(SCHEMA)
+    site = tmp_path / "site.toml"
+    site.write_text("writers = 1\nmax_pending_nbytes = 1000000\n")
+    ask = f"{file}:schema", "--ranks", "4", "--json"
+    plain = json.loads(run(*ask).stdout)
+    monkeypatch.setenv("MPISTREAM_OPTIONS", str(site))
+    found = json.loads(run(*ask).stdout)
+    assert found["writers"] == [0]
+    # One rank has all four shards of 2 KiB, and then what waits.
+    assert found["writer_memory_nbytes"] >= 1_000_000 > plain["writer_memory_nbytes"]
+    given = json.loads(run(*ask, "--writers", "all").stdout)
+    assert (given["writers"], given["n_ranks"]) == ([0, 1, 2, 3], 4)
+    site.write_text("threads = 0\nwriters = 1\n")
+    # The record that comes in, and the shards of it.
+    assert json.loads(run(*ask).stdout)["writer_memory_nbytes"] == 2 * 64 * 32 * 4
+    site.write_text("wait = 3\n")
+    refused = run(*ask)
+    assert (refused.exit_code, f"$MPISTREAM_OPTIONS = {site}: unknown options ['wait']" in refused.stderr) == (1, True)

@@ -19,6 +19,7 @@ from tests.support.counting_store import CountingStore
 from tests.support.plain import QUICK, append_schema
 
 GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"k": 1}}).encode()
+GRID_OF_NONE = {"name": "regular", "configuration": {"chunk_shape": []}}
 BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
@@ -62,6 +63,23 @@ def test_absent_chunks_are_fill_value_and_edge_chunks_are_cut() -> None:
     assert reader.read_array("", [(1, 3)]).tolist() == [2, 9]
     assert reader.read_array("", [(4, 5)]).tolist() == [5]
     assert reader.read_array("", [(3, 3)]).shape == (0,)
+
+
+@pytest.mark.parametrize("names", [{}, {"dimension_names": [None]}], ids=["no names", "null"])
+def test_a_writer_s_region_is_refused_where_axes_have_no_names(names: dict[str, Any]) -> None:
+    """Each rank would read the whole array instead of its part; as a sequence, or with names, it is that part."""
+    objects = {"zarr.json": array(**names), "c/0": b"\1\2", "c/1": b"\3\4", "c/2": b"\5\6"}
+    region = ms.Region(("x",), [((1, 3),)])
+    with pytest.raises(ms.SchemaError, match="axes without a name of their own, and 'x' may be one of them") as caught:
+        reader_of(objects).read_array("", region)
+    assert caught.value.kind == "region"
+    assert reader_of(objects).read_array("", list(region.box)).tolist() == [2, 3]
+    named = reader_of({**objects, "zarr.json": array(dimension_names=["x"])})
+    assert named.read_array("", region).tolist() == [2, 3]
+    # Of an array whose axes all have names, dims that it lacks are not its own.
+    assert named.read_array("", ms.Region(("y",), [((1, 3),)])).tolist() == [1, 2, 3, 4, 5]
+    scalar = reader_of({"zarr.json": array(shape=[], chunk_grid=GRID_OF_NONE), "c": b"\7"})
+    assert scalar.read_array("", region) == 7
 
 
 def test_only_the_chunks_of_a_region_are_read() -> None:

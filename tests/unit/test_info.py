@@ -25,8 +25,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_names_of_facts_stay(store: Path) -> None:
     """Programs read them: a name may be added, none is renamed or taken away."""
     assert list(describe(store)) == [
-        *("url", "title", "store_id", "run_id", "epoch", "commit_seq", "fingerprint", "mode", "n_records"),
-        *("n_committed",),
+        *("url", "title", "store_id", "run_id", "epoch", "commit_seq", "fingerprint", "mode"),
+        *("record_noun", "n_records", "n_committed"),
         *("last_t", "last_date", "time_dim", "time_units", "time_calendar", "dims", "key_separator", "statics"),
         *("n_dropped", "dropped", "n_files", "is_exact", "nbytes", "nbytes_on_disk", "ratio", "arrays"),
     ]

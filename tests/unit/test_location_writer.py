@@ -186,7 +186,7 @@ def test_a_chunk_that_can_not_be_read_back(tmp_path: Path) -> None:
     w.commit()
     (url / "flow/c/0/0").unlink()
     write(w, [4])
-    with pytest.raises(ms.CommitError, match="flow/c/0/0: the shard of committed records is missing"):
+    with pytest.raises(ms.CommitError, match="flow/c/0/0: the shard of committed locations is missing"):
         w.commit()
     w.rollback()
     assert w.missing() == list(range(4, 23))

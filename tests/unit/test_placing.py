@@ -57,7 +57,7 @@ def test_a_writer_whose_stage_folder_is_gone_was_fenced(store, make, threads) ->
     stager.wait()
     assert type(found.error) is FencedError
     assert str(found.error) == (
-        "memory: epoch 6 took the store over from epoch 4; this writer must stop, its uncommitted records are lost"
+        "memory: epoch 6 took the store over from epoch 4; this writer must stop, what it has not committed is lost"
     )
     with pytest.raises(FencedError):
         stager.retry([found])

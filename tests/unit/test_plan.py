@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import mpistream as ms
 from mpistream.errors import TilingError
 from mpistream.layout import shard_regions
+from mpistream.manifest import CHECKPOINT_ATTR
 from mpistream.plan import Plan, plan
 from mpistream.region import Region
 
@@ -295,6 +296,15 @@ def test_sizes_are_shown_in_binary_units(nbytes, words) -> None:
         warnings=(),
     )
     assert str(shown).startswith(f"1 of 1 rank writes {words} a record in 0.5 objects")
+
+
+@pytest.mark.parametrize("n_objects", [10_000, 10_001])
+def test_a_restart_state_has_one_record(n_objects: int) -> None:
+    """Each save makes such a store: it is not told to share shards over time, which one record can't."""
+    schema = stream({"x": n_objects}, {"t": ms.Variable(("time", "x"), "i1", shard_shape={"x": 1})})
+    schema = schema.with_attrs({CHECKPOINT_ATTR: 3})
+    expected = ("10001 objects a record, over 10,000: raise shard_shape",) if n_objects > 10_000 else ()
+    assert plan(schema, shard_regions(schema, 1)).warnings == expected
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 9), st.sampled_from(["i1", "f4", "c16"]))

@@ -32,7 +32,7 @@ def test_a_log_has_a_line_a_commit() -> None:
     found.show(10, 60.0, 2, 1_500_000)
     found.end()
     assert out.getvalue().splitlines() == [
-        "mpistream: run.zarr: 2 records, t = None, commit 1 of 0.0 MB, 0.0 s",
+        "mpistream: run.zarr: 2 records, commit 1 of 0.0 MB, 0.0 s",
         "mpistream: run.zarr: 10 records, t = 60.0, commit 2 of 1.5 MB, 4.0 s, 2 records/s",
     ]
 

@@ -286,6 +286,12 @@ def test_a_live_writer_is_not_disturbed() -> None:
     with pytest.raises(ms.FencedError):
         w.close()
     assert facts(store) == before
+    # Nor does a writer that has nothing to commit end as if it still had the store.
+    idle = ms.write_resume(store, options=OPTIONS)
+    ms.repair(store, takeover=True)
+    with pytest.raises(ms.FencedError, match="took the store over from epoch"):
+        idle.close()
+    assert facts(store) == before
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_parts_speak_for_themselves(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert infos[2:] == [f"part {i} closed: {part.stats.run}" for i, part in enumerate(parts)]
     assert [part.stats.run.n_records for part in parts if part.stats.run] == [1, 1]
     debugs = [r.getMessage() for r in caplog.records if r.levelno == logging.DEBUG]
-    assert len([text for text in debugs if ": commit 1: 1 records, 8 objects" in text]) == 1
+    assert len([text for text in debugs if ": commit 1: 1 record, 8 objects" in text]) == 1
 
 
 def test_a_program_without_logging_sees_nothing_of_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
