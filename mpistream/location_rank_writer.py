@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import NDArray
 
 from mpistream.arrays import ArraySpec
 from mpistream.block import as_array, check_block
 from mpistream.epoch import Share
 from mpistream.errors import MPIStreamError, SchemaError
-from mpistream.location_rows import Buffers, LocationRows
+from mpistream.location_rows import Buffers, LocationRows, OpenChunk
 from mpistream.locations import row_length
 from mpistream.manifest import Manifest
 from mpistream.options import Options
 from mpistream.pipeline import Pool
-from mpistream.ranges import Ranges, covers
+from mpistream.ranges import Ranges, covers, inside, members
 from mpistream.rank_writer import RankWriter
+from mpistream.region import Region
 from mpistream.staged import StagedObject
 from mpistream.staging import Stager
 from mpistream.store import Store
@@ -54,6 +58,8 @@ class LocationRankWriter(RankWriter):
     ) -> None:
         self._series_rows: dict[str, LocationRows] = {}
         self._buffers: Buffers | None = None
+        self._chunks: dict[int, OpenChunk] = {}
+        _all.add(self)
         super().__init__(store, manifest, share, options, pool, n_cores)
         if self.stats.threads:
             self.stats.background = tuple(self._series_rows)
@@ -61,8 +67,9 @@ class LocationRankWriter(RankWriter):
         self._none = {name: np.empty(0, a.dtype) for name, a in self._streaming.items()}
         # What each call needs of every variable is looked up once: a short series is copied in half a microsecond.
         self._length = row_length(self.schema)
-        self._rooms = [rows.room for rows in self._series_rows.values()]
         self._formats = {name: (a.dtype, a.shape[0]) for name, a in self._streaming.items()}
+        self._n_times = next(n_times for _, n_times in self._formats.values())
+        self._series_nbytes = sum(n_times * dtype.itemsize for dtype, n_times in self._formats.values())
 
     def _shard_rows(self, array: ArraySpec, stager: Stager) -> LocationRows:
         assert self._share.records is not None
@@ -76,6 +83,7 @@ class LocationRankWriter(RankWriter):
             records=self._share.records,
             n_total=self.schema.n_total,
             buffers=self._buffers,
+            chunks=self._chunks,
             is_durable=self._is_durable,
             stager=stager,
         )
@@ -182,14 +190,47 @@ class LocationRankWriter(RankWriter):
         if (failure := self._stager.failure) is not None:
             raise failure
 
+    def take_whole(self, location: int, series: Mapping[str, Any]) -> bool:
+        """Put a location in the place that is known for it, if it is this rank's, new, and whole; or take nothing.
+
+        What it does not take is not wrong by that. It is the short way of `checked_series` and `take_series`, for all
+        variables in their dtypes, at full length and contiguous: a short series costs its copy and little else.
+        """
+        chunk = self._chunks.get(location // self._length)
+        if chunk is None or location not in chunk.free:
+            return False
+        # The last one may fill the rows.
+        if len(chunk.free) == 1 or self._broken is not None or self._stager.failure is not None:
+            return False
+        start = (location - chunk.first) * self._n_times
+        part = slice(start, start + self._n_times)
+        try:
+            if len(series) != len(chunk.targets):
+                return False
+            for name, target, strides in chunk.targets:
+                values: Any = series[name]
+                # `memoryview` compares dtypes and lengths, but is slow where values don't lie side by side. What was
+                # copied of a location that is refused lies where nothing was, and nothing is.
+                if type(values) is not ndarray or values.strides != strides:
+                    return False
+                target[part] = values
+        except (KeyError, TypeError, ValueError):
+            return False
+        chunk.new.add(location)
+        self._pending[location] = math.nan
+        chunk.free.remove(location)
+        stats = self.stats
+        stats.n_records += 1
+        stats.nbytes_in += self._series_nbytes
+        return True
+
     def take_series(self, record: int, series: Series) -> None:
         """Put a location that was checked."""
         # All that can fail comes first. Rows are open for all variables or for none, unless that has failed once.
         row = record // self._length
-        for room in self._rooms:
-            if row not in room:
-                self._open(record)
-                break
+        chunk = self._chunks.get(row)
+        if chunk is None:
+            self._open(record)
         full: list[StagedObject] = []
         nbytes = 0
         for name, rows in self._series_rows.items():
@@ -198,6 +239,10 @@ class LocationRankWriter(RankWriter):
             if items := rows.put(record, (values,)):
                 full += items
         self._pending[record] = math.nan
+        if chunk is None:
+            self._know(row)
+        else:
+            chunk.free.discard(record)
         try:
             for item in full:
                 # What can't be made now, without a thread, is kept as what a thread can't make: for the next call.
@@ -209,6 +254,24 @@ class LocationRankWriter(RankWriter):
             raise
         self.stats.n_records += 1
         self.stats.nbytes_in += nbytes
+
+    def _know(self, row: int) -> None:
+        """Note where series go, if the row is open for all variables."""
+        held, written = self._share.region, self._share.records
+        assert isinstance(held, Region)
+        assert written is not None
+        first = row * self._length
+        there = range(first, first + self._length)
+        new = {r for r in there if r in self._pending}
+        targets: list[tuple[str, memoryview, tuple[int, ...]]] = []
+        for name, rows in self._series_rows.items():
+            if (memory := rows.target(row, new)) is None:
+                return
+            targets.append((name, memory, (memory.itemsize,)))
+        start, stop = (0, 0) if held.is_empty else held.box[0]
+        mine = range(max(first, start, written[0]), min(there.stop, stop, written[1]))
+        committed = members(inside(self._manifest.committed, first, there.stop))
+        self._chunks[row] = OpenChunk(first, set(mine).difference(committed, new), new, targets)
 
     def _open(self, record: int) -> None:
         for rows in self._series_rows.values():
@@ -235,3 +298,15 @@ def rank_writer_of(
     """
     made = LocationRankWriter if manifest.schema.is_location_series else RankWriter
     return made(store, manifest, share, options, pool, n_cores)
+
+
+_all: weakref.WeakSet[LocationRankWriter] = weakref.WeakSet()
+
+
+def _forget_chunks() -> None:
+    # A forked child is told what it may not do by the long way.
+    for writer in list(_all):
+        writer._chunks.clear()
+
+
+os.register_at_fork(after_in_child=_forget_chunks)
