@@ -27,7 +27,7 @@ from mpistream.arrays import ArraySpec
 from mpistream.errors import FormatError
 from mpistream.memory_store import BytesReader
 from mpistream.pipeline import Loan
-from mpistream.ranges import Ranges, inside, members
+from mpistream.ranges import Ranges, inside
 from mpistream.staged import StagedObject
 from mpistream.staging import Stager
 from mpistream.store import Store, read_whole
@@ -91,7 +91,7 @@ class _Row:
     kept: set[int]
     """Locations that are committed."""
     buffer: NDArray[Any] | None
-    """Their series by position, as far as they are new; None while the row lies in the stage folder, or once it is made."""
+    """Series by position, as far as they are new; None while the row lies in the stage folder, or once it is made."""
     new: set[int] = field(default_factory=set)
     objects: list[StagedObject] = field(default_factory=list)
     """What was last made of it."""
@@ -308,7 +308,7 @@ class LocationRows:
 
     def _kept(self, row: int) -> set[int]:
         start = row * self._length
-        return set(members(inside(self._committed, start, start + self._length)))
+        return set().union(*(range(a, b) for a, b in inside(self._committed, start, start + self._length)))
 
     def _object(self, row: int, found: _Row) -> StagedObject:
         key = chunk_key(self.array.name, self._separator, (row, 0))
