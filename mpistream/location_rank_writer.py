@@ -35,7 +35,11 @@ from mpistream.store import Store
 __all__ = ["LocationRankWriter", "Series", "rank_writer_of"]
 
 Series = dict[str, NDArray[Any]]
-"""Variable -> the series of one location, from the first time on; shorter ones end before the last time."""
+"""Variable -> the series of one location, from the first time on, of a dtype that casts; shorter ones end before the
+last time."""
+
+# Kinds of dtypes of which one casts to another or does not, whatever the values.
+_NUMBERS = set("biufc")
 
 
 class LocationRankWriter(RankWriter):
@@ -67,9 +71,10 @@ class LocationRankWriter(RankWriter):
         self._none = {name: np.empty(0, a.dtype) for name, a in self._streaming.items()}
         # What each call needs of every variable is looked up once: a short series is copied in half a microsecond.
         self._length = row_length(self.schema)
-        self._formats = {name: (a.dtype, a.shape[0]) for name, a in self._streaming.items()}
-        self._n_times = next(n_times for _, n_times in self._formats.values())
-        self._series_nbytes = sum(n_times * dtype.itemsize for dtype, n_times in self._formats.values())
+        self._n_times = next(a.shape[0] for a in self._streaming.values())
+        self._series_nbytes = sum(self._n_times * a.dtype.itemsize for a in self._streaming.values())
+        # Variable -> dtypes of which an array may be copied into its row as it is.
+        self._known_dtypes = {name: {a.dtype} for name, a in self._streaming.items()}
 
     def _shard_rows(self, array: ArraySpec, stager: Stager) -> LocationRows:
         assert self._share.records is not None
@@ -139,24 +144,32 @@ class LocationRankWriter(RankWriter):
         for name, value in series.items():
             if name not in found:
                 raise self._unknown(name, tuple(self._streaming))
-            dtype, n_times = self._formats[name]
-            # Most series come as they are stored, and in short ones what is looked at twice costs more than the copy.
-            if type(value) is np.ndarray and value.dtype == dtype and value.ndim == 1 and len(value) <= n_times:
+            # In short series what is looked at twice costs more than the copy.
+            if (
+                type(value) is ndarray
+                and value.dtype in self._known_dtypes[name]
+                and value.ndim == 1
+                and len(value) <= self._n_times
+            ):
                 found[name] = value
             else:
                 found[name] = self._as_series(f"location {location!r}, variable {name!r}", name, value)
         return found
 
     def _as_series(self, what: str, name: str, value: Any) -> NDArray[Any]:
-        """Return a series in its variable's dtype."""
-        dtype, n_times = self._formats[name]
+        """Return a series whose dtype casts to its variable's."""
+        dtype = self._streaming[name].dtype
         block = as_array(what, value)
-        if block.ndim != 1 or len(block) > n_times:
+        if block.ndim != 1 or len(block) > self._n_times:
             raise SchemaError(
-                f"{what}: series of shape {block.shape}; give at most {n_times} values along time", kind="shape"
+                f"{what}: series of shape {block.shape}; give at most {self._n_times} values along time", kind="shape"
             )
         with np.errstate(over="ignore", invalid="ignore"):
-            return check_block(name, value, block.shape, dtype).astype(dtype, copy=False)
+            found = check_block(name, value, block.shape, dtype).astype(dtype, copy=False)
+        if type(value) is ndarray and {value.dtype.kind, dtype.kind} <= _NUMBERS:
+            # Whatever its values: the copy can cast the next one.
+            self._known_dtypes[name].add(value.dtype)
+        return found
 
     def check_may_take(self, what: str, record: int) -> None:
         """Refuse a location that is there already.
@@ -233,11 +246,13 @@ class LocationRankWriter(RankWriter):
             self._open(record)
         full: list[StagedObject] = []
         nbytes = 0
-        for name, rows in self._series_rows.items():
-            values = series[name]
-            nbytes += values.nbytes
-            if items := rows.put(record, (values,)):
-                full += items
+        # Narrowing a float can overflow to infinity: that is what the caller's dtype asked for.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for name, rows in self._series_rows.items():
+                values = series[name]
+                nbytes += len(values) * rows.array.dtype.itemsize
+                if items := rows.put(record, (values,)):
+                    full += items
         self._pending[record] = math.nan
         if chunk is None:
             self._know(row)
@@ -262,7 +277,7 @@ class LocationRankWriter(RankWriter):
         assert written is not None
         first = row * self._length
         there = range(first, first + self._length)
-        new = {r for r in there if r in self._pending}
+        new = self._pending.keys() & there
         targets: list[tuple[str, memoryview, tuple[int, ...]]] = []
         for name, rows in self._series_rows.items():
             if (memory := rows.target(row, new)) is None:

@@ -213,9 +213,10 @@ class LocationSeriesWriter(StreamWriter):
         """Return the series of some locations, of full length."""
         array = self.schema.arrays[name]
         whole = np.full((len(records), *array.shape), array.fill, array.dtype)
-        for k, record in enumerate(records):
-            series = self._lent[record][name]
-            whole[k, : len(series)] = series
+        with np.errstate(over="ignore", invalid="ignore"):
+            for k, record in enumerate(records):
+                series = self._lent[record][name]
+                whole[k, : len(series)] = series
         return whole
 
     def _after_commit(self) -> None:
