@@ -272,9 +272,8 @@ class LocationRankWriter(RankWriter):
 
     def _know(self, row: int) -> None:
         """Note where series go, if the row is open for all variables."""
-        held, written = self._share.region, self._share.records
+        held = self._share.region
         assert isinstance(held, Region)
-        assert written is not None
         first = row * self._length
         there = range(first, first + self._length)
         new = self._pending.keys() & there
@@ -283,8 +282,9 @@ class LocationRankWriter(RankWriter):
             if (memory := rows.target(row, new)) is None:
                 return
             targets.append((name, memory, (memory.itemsize,)))
+        # The row has locations of other ranks, too, where a share ends amid a chunk.
         start, stop = (0, 0) if held.is_empty else held.box[0]
-        mine = range(max(first, start, written[0]), min(there.stop, stop, written[1]))
+        mine = range(max(first, start), min(there.stop, stop))
         committed = members(inside(self._manifest.committed, first, there.stop))
         self._chunks[row] = OpenChunk(first, set(mine).difference(committed, new), new, targets)
 

@@ -195,12 +195,12 @@ class LocationRows:
         return len(self._open)
 
     def target(self, row: int, new: set[int]) -> memoryview | None:
-        """Return the memory of an open row, flat, whose new series are those of a set that it shares from now on.
+        """Return the memory of an open row, flat; its new series are those of a set that it shares from now on.
 
-        None, where it is not open, has others, or Python has no format for values of the dtype.
+        None, where it is not open, or Python has no format for values of the dtype.
         """
         found = self._open.get(row)
-        if found is None or found.new != new or self._memory_dtype is None:
+        if found is None or self._memory_dtype is None:
             return None
         found.new = new
         assert found.buffer is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import traceback
 import warnings
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 import mpistream as ms
 from mpistream.compare import compare
 from mpistream.info import describe
+from mpistream.location_rows import _memory_dtype
 from tests.support.faults import FaultyStore
 from tests.support.location_series import DTYPES, IDS, N_TIMES, TIMES, expected, read_zarr, series
 from tests.support.plain import append_schema, open_xarray
@@ -203,6 +205,8 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     for i in order:
         write(w, [int(i)])
         assert sum(rows.nbytes for rows in w._writer._series_rows.values()) <= 2 * CHUNK_NBYTES
+        # What is known of a row holds its memory.
+        assert all(set(w._writer._chunks) <= set(rows._open) for rows in w._writer._series_rows.values())
     w.close()
     assert_holds(url, range(23))
     assert {name: len(list((url / name / "c").rglob("0"))) for name in DTYPES} == dict.fromkeys(DTYPES, 6)
@@ -272,6 +276,7 @@ def test_series_that_are_refused(tmp_path: Path) -> None:
         (1, [1.0], "location 1: a list; give a mapping variable -> series"),
         (1, None, "location 1: a NoneType; give a mapping variable -> series"),
         (1, {"flux": [1.0]}, "'flux' is not among .'flow', 'soil', 'code'."),
+        (1, {"flow": series(1)["flow"], "soil": series(1)["soil"], "flux": [1.0]}, "'flux' is not among"),
         (1, {"flow": np.zeros(8, "f4")}, r"location 1, variable 'flow': series of shape .8,.; give at most 7 values"),
         (1, {"flow": np.zeros((7, 1), "f4")}, "series of shape .7, 1."),
         (1, {"flow": 1.0}, "series of shape .."),
@@ -330,6 +335,30 @@ def test_series_of_other_dtypes_and_strides(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], values)
 
 
+def test_times_and_complex_numbers(tmp_path: Path) -> None:
+    """Which have no format in Python; a time that the dtype can't hold is refused after one that it can."""
+    url = tmp_path / "series.zarr"
+    dtypes = {"day": "datetime64[ns]", "wave": "complex64", "flow": "float32"}
+    days = np.array("2000-01-01", "datetime64[D]") + np.arange(N_TIMES)
+    values = {"day": days, "wave": np.arange(7) * 1j, "flow": np.arange(7, dtype="f4")}
+    with ms.write_open_locations(url, IDS, TIMES, dtypes, chunk_locations=5, options=ms.Options(**OPTIONS)) as w:
+        for i in range(23):
+            w.write_location(i, {**values, "wave": (values["wave"] * i).astype("c8")})
+            if i < 22:
+                with pytest.raises(ms.SchemaError, match="beyond the range of datetime64"):
+                    w.write_location(i + 1, {**values, "day": days + 500 * 365})
+    found: Any = open_xarray(url)
+    np.testing.assert_array_equal(found["day"].values, np.tile(days.astype("M8[ns]"), (23, 1)))
+    np.testing.assert_array_equal(found["wave"].values, np.arange(23)[:, None] * np.arange(7) * 1j)
+    np.testing.assert_array_equal(found["flow"].values, np.tile(np.arange(7.0), (23, 1)))
+
+
+@pytest.mark.parametrize(("dtype", "known"), [("<f4", sys.byteorder == "little"), (">f4", sys.byteorder == "big")])
+def test_memory_of_another_byte_order_has_no_format(dtype: str, known: bool) -> None:
+    """Values as they come are copied as they are, so what lies in a row must be as this machine has it."""
+    assert (_memory_dtype(np.dtype(dtype)) is not None) is known
+
+
 def test_whatever_happens_to_an_open_chunk(tmp_path: Path) -> None:
     """A location that comes after a flush, a commit, an invalidation or a rollback is there like those before."""
     url = tmp_path / "series.zarr"
@@ -339,6 +368,8 @@ def test_whatever_happens_to_an_open_chunk(tmp_path: Path) -> None:
     write(w, [2])
     w.commit()
     write(w, [3, 5, 6])
+    with pytest.raises(ms.SchemaError, match=r"location 2 .* is committed"):
+        write(w, [2])
     w.invalidate([1])
     write(w, [7])
     w.commit()
@@ -366,6 +397,36 @@ def test_a_failure_is_raised_amid_the_next_chunk(tmp_path: Path) -> None:
     write(w, w.missing())
     w.close()
     assert_holds(tmp_path / "series.zarr", range(23))
+
+
+def test_a_writer_that_ended_takes_nothing(tmp_path: Path) -> None:
+    """Closed, or after what every rank was told, though the chunk is open and has room."""
+    (part,) = parts_of(tmp_path / "part.zarr", 1)
+    write(part, [0, 1])
+    part.close()
+    with pytest.raises(ms.ProtocolError, match="write_location on a closed writer"):
+        write(part, [2])
+    w = opened(tmp_path / "series.zarr")
+    write(w, [0, 1])
+    w._channel.failure = ms.ProtocolError("rank 7 did not come", kind="timeout")
+    with pytest.raises(ms.ProtocolError, match="rank 7 did not come"):
+        write(w, [2])
+    w._channel.failure = None
+    w.close(partial=True)
+
+
+def test_calls_keep_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those into an open chunk, too, but not every one."""
+    now, kept = [0.0], []
+    monkeypatch.setattr("mpistream.location_writer.perf_counter", lambda: now[0])
+    w = opened(tmp_path / "series.zarr")
+    monkeypatch.setattr(w, "_keep_lease", lambda: kept.append(now[0]))
+    for i in range(4):
+        now[0] = (100.0, 100.001, 100.02, 100.021)[i]
+        write(w, [i])
+    assert kept == [100.0, 100.02]
+    monkeypatch.undo()
+    w.close(partial=True)
 
 
 def test_a_forked_child_puts_nothing(tmp_path: Path) -> None:
@@ -590,6 +651,21 @@ def test_a_series_that_was_handed_over_is_not_lost(tmp_path: Path) -> None:
     found = run_ranks(2, rank_of, timeout=60)
     assert found == [["rank 0: no memory; nothing was committed", 23]] * 2
     assert_holds(url, range(23))
+
+
+def test_series_that_are_handed_over_are_cast(tmp_path: Path) -> None:
+    """As those of the rank's own: to infinity, without a warning."""
+    url, world = tmp_path / "series.zarr", MemoryWorld(2, 30)
+
+    def rank_of(transport: MemoryTransport) -> None:
+        share = (0, 7) if transport.rank == 0 else (7, 23)
+        w = opened(url, share=share, comm=(world, transport.rank))
+        for i in w.missing():
+            w.write_location(i, {"flow": np.full(7, 1e300 * (-1) ** i)})
+        w.close()
+
+    run_ranks(2, rank_of, timeout=60)
+    np.testing.assert_array_equal(read_zarr(url)["flow"], np.tile([[np.inf], [-np.inf]], (12, 7))[:23])
 
 
 def _failing(record: int, series: Any) -> None:
