@@ -46,6 +46,8 @@ def check_block(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[A
         could change a value is refused, with the cast to write if it is meant.
     """
     is_text = is_string(dtype)
+    if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape and not is_text:
+        return value  # what a model writes, mostly
     if isinstance(value, np.datetime64 | np.timedelta64):
         value = np.broadcast_to(np.asarray(value), shape)
     elif not is_text and isinstance(value, _NUMBERS):

@@ -37,6 +37,8 @@ _DELETE_TRIES = 100
 MAX_READ_NBYTES = 65 * 1024 * 1024
 # How many folders are known: that no link leads to them, or that their names are durable; a long run forgets some.
 _MAX_KNOWN_FOLDERS = 10_000
+# What no part of a key may be.
+_NO_NAMES = frozenset(("", ".", ".."))
 # How often in a row an object may be replaced right between the open and the read of it, on NFS.
 _STALE_TRIES = 10
 
@@ -115,6 +117,24 @@ class _FileReader:
             self._fd = -1
 
 
+class _Boundary:
+    """Where an OSError becomes a StoreError. A class: one that a generator makes takes three times as long."""
+
+    __slots__ = ("_key", "_may_be_gone", "_store", "_what")
+
+    def __init__(self, store: LocalStore, what: str, key: str, may_be_gone: bool) -> None:
+        self._store, self._what, self._key, self._may_be_gone = store, what, key, may_be_gone
+
+    def __enter__(self) -> None:
+        """Nothing has gone wrong yet."""
+
+    def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, StoreError):
+            message = f"{self._what} {self._store._path(self._key)}: {error.strerror or error}"
+            kind = "gone" if self._may_be_gone and _is_gone(error) else "io"
+            raise StoreError(message, kind=kind, errno=error.errno) from error
+
+
 class LocalStore:
     """A folder on a POSIX file system, shared by all ranks.
 
@@ -163,10 +183,13 @@ class LocalStore:
         """Return where a key lies, once it is known that no link leads there; itself it may be one."""
         if not key:
             return self.root
+        folder, _, name = key.rpartition("/")
+        if folder in self._known_folders and name not in _NO_NAMES and "\0" not in name:
+            return f"{self.root}/{key}"
         # The names of a schema are checked where they are read; this is for those that are not.
-        if "\0" in key or not {"", ".", ".."}.isdisjoint(key.split("/")):
+        if "\0" in key or not _NO_NAMES.isdisjoint(key.split("/")):
             raise StoreError(f"{self.root}: {key!r} is no key of a store; nothing was done", kind="key")
-        self._check_folder(key.rpartition("/")[0])
+        self._check_folder(folder)
         return f"{self.root}/{key}"
 
     def _folder(self, key: str) -> str:
@@ -196,17 +219,9 @@ class LocalStore:
                 self._known_folders.clear()
             self._known_folders.add(folder)
 
-    @contextlib.contextmanager
-    def _errors(self, what: str, key: str, *, may_be_gone: bool = False) -> Iterator[None]:
-        """Translate every OSError at this one boundary."""
-        try:
-            yield
-        except OSError as error:
-            if isinstance(error, StoreError):
-                raise
-            message = f"{what} {self._path(key)}: {error.strerror or error}"
-            kind = "gone" if may_be_gone and _is_gone(error) else "io"
-            raise StoreError(message, kind=kind, errno=error.errno) from error
+    def _errors(self, what: str, key: str, *, may_be_gone: bool = False) -> _Boundary:
+        """Return a context that translates every OSError: the one boundary."""
+        return _Boundary(self, what, key, may_be_gone)
 
     # Readable
 
@@ -333,7 +348,7 @@ class LocalStore:
                 # ENOENT has two causes: the staged file is gone, or the folder of the key is not made yet.
                 if not _is_gone(error) or not _exists(source):
                     raise
-                os.makedirs(os.path.dirname(target), exist_ok=True)
+                _make_folders(target.rpartition("/")[0])
                 os.rename(source, target)
 
     def sync_folders(self, keys: Iterable[str], known: dict[str, None] | None = None) -> None:
@@ -414,6 +429,18 @@ class LocalStore:
 def _not_a_file(path: str, kind: str, number: int | None) -> StoreError:
     what = "a link, and links in a store are not followed" if kind == "link" else "no regular file"
     return StoreError(f"open {path}: it is {what}", kind=kind, errno=number)
+
+
+def _make_folders(path: str) -> None:
+    """Make a folder that is missing, and those above it that are."""
+    try:
+        os.mkdir(path)
+    except FileExistsError:  # another rank was faster; what is no folder is met by whoever goes there
+        return
+    except FileNotFoundError:
+        _make_folders(path.rpartition("/")[0])
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
 
 
 def _sync_path(folder: str) -> None:

@@ -499,7 +499,9 @@ class StreamWriter:
 
         Notes
         -----
-        When it returns, the records are durable (as `Options.durability` says) and visible. `close` waits for all.
+        When it returns, the records are durable (as `Options.durability` says) and visible to `open_reader`; with
+        ``wait`` to plain Zarr readers, too. Without it a thread may bring the Zarr documents in step, so that they
+        are with the next call at the latest: the next commit waits for them, and `close` for all.
         """
         self._check_open("commit")
         self._check_no_record("commit")

@@ -169,6 +169,8 @@ class ChunkEncoder:
         self._pattern: NDArray[Any] = pattern.view(word)
         self.grid: NDArray[np.int64] = np.arange(math.prod(spec.n_chunks)).reshape(spec.n_chunks)
         """Position of every inner chunk in the index."""
+        self.no_entries: NDArray[np.uint64] = np.full((self.grid.size, 2), MISSING, np.uint64)
+        """The index of an empty shard, to be copied."""
         self._spaces: dict[tuple[int, ...], list[tuple[tuple[int, ...], Slices]]] = {}
 
     def space(self, box_shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], Slices]]:
@@ -216,9 +218,11 @@ class ChunkEncoder:
         return self.spec.codec.encode(chunk, is_borrowed=is_borrowed and chunk is view)
 
     def _is_fill(self, chunk: NDArray[Any]) -> bool:
-        words = chunk.reshape(-1).view(self._word).reshape(-1, self._pattern.size)
-        # One look at the first value spares most chunks the full comparison.
-        return bool((words[0] == self._pattern).all() and (words == self._pattern).all())
+        words = chunk.reshape(-1).view(self._word)
+        # One look at the first word spares most chunks the full comparison.
+        if words[0] != self._pattern[0]:
+            return False
+        return bool((words.reshape(-1, self._pattern.size) == self._pattern).all())
 
 
 class OpenShard:
@@ -239,7 +243,7 @@ class OpenShard:
         self._end = 0
         # Invariant: every present entry names bytes below _end, in _pieces.
         self._grid = encoder.grid
-        self._entries: NDArray[np.uint64] = np.full((self._grid.size, 2), MISSING, np.uint64)
+        self._entries = encoder.no_entries.copy()
         self._time_extent = self._spec.chunk_shape[0]
         # Position of an inner chunk in time -> its records, raw, and those that are there. A full one is encoded
         # and leaves; one that is not stays, because it is encoded again when more of it has come.

@@ -78,7 +78,7 @@ def _run_to_hang(n_ranks: int, url: Path, n_records: int, **how: Any) -> None:
         job.kill_ranks()
 
 
-def _assert_committed(url: Path, n_min: int, n_max: int) -> int:
+def _assert_committed(url: Path, n_min: int, n_max: int, *, n_plain_min: int | None = None) -> int:
     """Assert that the store holds so many right records, for our reader and for zarr-python; return their number."""
     reader = ms.open_reader(url)
     n = reader.n_records
@@ -87,7 +87,7 @@ def _assert_committed(url: Path, n_min: int, n_max: int) -> int:
     # The documents are written after the manifest: plain readers may see less than we, never more.
     group = plain(url)
     n_plain = group["time"].shape[0]
-    assert n_min <= n_plain <= n
+    assert (n_min if n_plain_min is None else n_plain_min) <= n_plain <= n
     for name in SCENE.variables:
         expected = np.stack([SCENE.whole(name, i) for i in range(max(n, 1))])[:n]
         np.testing.assert_array_equal(group[name][...], expected[:n_plain], err_msg=name, strict=True)
