@@ -40,6 +40,7 @@ last time."""
 
 # Kinds of dtypes of which one casts to another or does not, whatever the values.
 _NUMBERS = set("biufc")
+_NOTHING = contextlib.nullcontext()
 
 
 class LocationRankWriter(RankWriter):
@@ -75,6 +76,7 @@ class LocationRankWriter(RankWriter):
         self._series_nbytes = sum(self._n_times * a.dtype.itemsize for a in self._streaming.values())
         # Variable -> dtypes of which an array may be copied into its row as it is.
         self._known_dtypes = {name: {a.dtype} for name, a in self._streaming.items()}
+        self._casts = False
 
     def _shard_rows(self, array: ArraySpec, stager: Stager) -> LocationRows:
         assert self._share.records is not None
@@ -169,6 +171,7 @@ class LocationRankWriter(RankWriter):
         if type(value) is ndarray and {value.dtype.kind, dtype.kind} <= _NUMBERS:
             # Whatever its values: the copy can cast the next one.
             self._known_dtypes[name].add(value.dtype)
+            self._casts = True
         return found
 
     def check_may_take(self, what: str, record: int) -> None:
@@ -246,8 +249,9 @@ class LocationRankWriter(RankWriter):
             self._open(record)
         full: list[StagedObject] = []
         nbytes = 0
-        # Narrowing a float can overflow to infinity: that is what the caller's dtype asked for.
-        with np.errstate(over="ignore", invalid="ignore"):
+        # Narrowing a float can overflow to infinity: that is what the dtype asked for. To say so takes as long as two
+        # copies, so where nothing is cast it is not said.
+        with np.errstate(over="ignore", invalid="ignore") if self._casts else _NOTHING:
             for name, rows in self._series_rows.items():
                 values = series[name]
                 nbytes += len(values) * rows.array.dtype.itemsize
