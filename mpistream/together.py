@@ -31,6 +31,10 @@ def run_together(jobs: Iterable[Callable[[], object]], n_threads: int) -> None:
     BaseException
         What the first job that failed raised, or the iterable; no job is begun after a failure.
     """
+    if n_threads <= 1:
+        for job in jobs:
+            job()
+        return
     work = _Work(jobs)
     helpers = [threading.Thread(target=work.run, name="mpistream-help", daemon=True) for _ in range(n_threads - 1)]
     started: list[threading.Thread] = []

@@ -96,7 +96,7 @@ def test_commit_that_does_not_wait_returns_before_the_documents_are_there(tmp_pa
 
 
 def test_next_commit_waits_for_the_documents_of_the_one_before(tmp_path: Path) -> None:
-    """The next commit begins when they are in step with the first, and ends, as one that waits, when they are with it."""
+    """The next commit begins when they are in step with the first: two never write documents at the same time."""
     writer, store = opened(tmp_path / "s")
     with writer:
         put(writer, 0)
@@ -176,7 +176,7 @@ def test_failure_behind_is_a_warning_of_the_next_commit_which_does_it_again(tmp_
 def test_documents_are_there_on_return_where_nothing_is_gained_by_a_thread(
     tmp_path: Path, options: ms.Options, wait: bool
 ) -> None:
-    """A commit that waits, one that waits for no disk, and one of a writer without threads publish before they return."""
+    """A commit that waits, one that needs no disk, and one of a writer without threads publish before they return."""
     writer, store = opened(tmp_path / "s", options)
     with writer:
         put(writer, 0)

@@ -1,7 +1,7 @@
 """mpistream.
 
-Options: ``threads`` (0, or None for the default) and ``durability``. A commit a record; where output runs in the
-background, the commit does not wait for it either, and closing waits for all.
+Options: ``threads`` (0, or None for the default), ``durability``, and ``commits`` (True). A commit a record; where
+output runs in the background, the commit does not wait for it either, and closing waits for all.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Peer(Base):
             self.writer.write_record(self.times[i], arrays)
         else:
             self.writer.write_record_at(i, self.times[i], arrays)
-        self.writer.commit(wait=self.waits)
+        if self.job.options.get("commits", True):
+            self.writer.commit(wait=self.waits)
 
     def close(self) -> None:
         self.writer.close()

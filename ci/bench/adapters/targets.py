@@ -12,6 +12,10 @@ from adapters.cases import MIB
 _SCRATCH_NBYTES = 12 * MIB
 
 
+# What the simulation waits for -> the row.
+_BLOCKED = {"a block": "background, no commit", "a block and a commit": "background"}
+
+
 @dataclass(frozen=True)
 class Verdict:
     """One target: what was found, what it should be, and whether it is."""
@@ -103,8 +107,9 @@ def verdicts_of(work: str, title: str, rows: list[dict[str, Any]]) -> list[Verdi
         found = speed_verdicts(work, title, rows) if is_smooth else []
         return found + (memory_verdicts(work, title, rows) if work == "a" and is_smooth else [])
     if work == "d":
-        copy, ours = best(rows, "limit"), best(rows, "mpistream", how="background")
-        return [Verdict("d", "blocked / copy of the block", ours / copy, 1.25, True)] if copy and ours else []
+        copy = best(rows, "limit")
+        ours = {what: best(rows, "mpistream", how=how) for what, how in _BLOCKED.items()}
+        return [Verdict("d", f"{what} / copy of it", t / copy, 1.25, True) for what, t in ours.items() if copy and t]
     if work == "e":
         return model_verdicts(title, rows)
     found = []
