@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import NDArray
 
 from mpistream.arrays import ArraySpec
 from mpistream.block import as_array, check_block
 from mpistream.epoch import Share
 from mpistream.errors import MPIStreamError, SchemaError
-from mpistream.location_rows import Buffers, LocationRows
+from mpistream.location_rows import Buffers, LocationRows, OpenChunk
 from mpistream.locations import row_length
 from mpistream.manifest import Manifest
 from mpistream.options import Options
 from mpistream.pipeline import Pool
-from mpistream.ranges import Ranges, covers
+from mpistream.ranges import Ranges, covers, inside, members
 from mpistream.rank_writer import RankWriter
+from mpistream.region import Region
 from mpistream.staged import StagedObject
 from mpistream.staging import Stager
 from mpistream.store import Store
@@ -31,7 +35,12 @@ from mpistream.store import Store
 __all__ = ["LocationRankWriter", "Series", "rank_writer_of"]
 
 Series = dict[str, NDArray[Any]]
-"""Variable -> the series of one location, from the first time on; shorter ones end before the last time."""
+"""Variable -> the series of one location, from the first time on, of a dtype that casts; shorter ones end before the
+last time."""
+
+# Kinds of dtypes of which one casts to another or does not, whatever the values.
+_NUMBERS = set("biufc")
+_NOTHING = contextlib.nullcontext()
 
 
 class LocationRankWriter(RankWriter):
@@ -54,6 +63,8 @@ class LocationRankWriter(RankWriter):
     ) -> None:
         self._series_rows: dict[str, LocationRows] = {}
         self._buffers: Buffers | None = None
+        self._chunks: dict[int, OpenChunk] = {}
+        _all.add(self)
         super().__init__(store, manifest, share, options, pool, n_cores)
         if self.stats.threads:
             self.stats.background = tuple(self._series_rows)
@@ -61,8 +72,11 @@ class LocationRankWriter(RankWriter):
         self._none = {name: np.empty(0, a.dtype) for name, a in self._streaming.items()}
         # What each call needs of every variable is looked up once: a short series is copied in half a microsecond.
         self._length = row_length(self.schema)
-        self._rooms = [rows.room for rows in self._series_rows.values()]
-        self._formats = {name: (a.dtype, a.shape[0]) for name, a in self._streaming.items()}
+        self._n_times = next(a.shape[0] for a in self._streaming.values())
+        self._series_nbytes = sum(self._n_times * a.dtype.itemsize for a in self._streaming.values())
+        # Variable -> dtypes of which an array may be copied into its row as it is.
+        self._known_dtypes = {name: {a.dtype} for name, a in self._streaming.items()}
+        self._casts = False
 
     def _shard_rows(self, array: ArraySpec, stager: Stager) -> LocationRows:
         assert self._share.records is not None
@@ -76,6 +90,7 @@ class LocationRankWriter(RankWriter):
             records=self._share.records,
             n_total=self.schema.n_total,
             buffers=self._buffers,
+            chunks=self._chunks,
             is_durable=self._is_durable,
             stager=stager,
         )
@@ -131,24 +146,33 @@ class LocationRankWriter(RankWriter):
         for name, value in series.items():
             if name not in found:
                 raise self._unknown(name, tuple(self._streaming))
-            dtype, n_times = self._formats[name]
-            # Most series come as they are stored, and in short ones what is looked at twice costs more than the copy.
-            if type(value) is np.ndarray and value.dtype == dtype and value.ndim == 1 and len(value) <= n_times:
+            # In short series what is looked at twice costs more than the copy.
+            if (
+                type(value) is ndarray
+                and value.dtype in self._known_dtypes[name]
+                and value.ndim == 1
+                and len(value) <= self._n_times
+            ):
                 found[name] = value
             else:
                 found[name] = self._as_series(f"location {location!r}, variable {name!r}", name, value)
         return found
 
     def _as_series(self, what: str, name: str, value: Any) -> NDArray[Any]:
-        """Return a series in its variable's dtype."""
-        dtype, n_times = self._formats[name]
+        """Return a series whose dtype casts to its variable's."""
+        dtype = self._streaming[name].dtype
         block = as_array(what, value)
-        if block.ndim != 1 or len(block) > n_times:
+        if block.ndim != 1 or len(block) > self._n_times:
             raise SchemaError(
-                f"{what}: series of shape {block.shape}; give at most {n_times} values along time", kind="shape"
+                f"{what}: series of shape {block.shape}; give at most {self._n_times} values along time", kind="shape"
             )
         with np.errstate(over="ignore", invalid="ignore"):
-            return check_block(name, value, block.shape, dtype).astype(dtype, copy=False)
+            found = check_block(name, value, block.shape, dtype).astype(dtype, copy=False)
+        if type(value) is ndarray and {value.dtype.kind, dtype.kind} <= _NUMBERS:
+            # Whatever its values: the copy can cast the next one.
+            self._known_dtypes[name].add(value.dtype)
+            self._casts = True
+        return found
 
     def check_may_take(self, what: str, record: int) -> None:
         """Refuse a location that is there already.
@@ -182,22 +206,62 @@ class LocationRankWriter(RankWriter):
         if (failure := self._stager.failure) is not None:
             raise failure
 
+    def take_whole(self, location: int, series: Mapping[str, Any]) -> bool:
+        """Put a location in the place that is known for it, if it is this rank's, new, and whole; or take nothing.
+
+        What it does not take is not wrong by that. It is the short way of `checked_series` and `take_series`, for all
+        variables in their dtypes, at full length and contiguous: a short series costs its copy and little else.
+        """
+        chunk = self._chunks.get(location // self._length)
+        if chunk is None or location not in chunk.free:
+            return False
+        # The last one may fill the rows.
+        if len(chunk.free) == 1 or self._broken is not None or self._stager.failure is not None:
+            return False
+        start = (location - chunk.first) * self._n_times
+        part = slice(start, start + self._n_times)
+        try:
+            if len(series) != len(chunk.targets):
+                return False
+            for name, target, strides in chunk.targets:
+                values = series[name]
+                # `memoryview` compares dtypes and lengths, but is slow where values don't lie side by side. What was
+                # copied of a location that is refused lies where nothing was, and nothing is.
+                if type(values) is not ndarray or values.strides != strides:
+                    return False
+                target[part] = values  # type: ignore[call-overload]  # an array is a buffer
+        except (KeyError, TypeError, ValueError):
+            return False
+        chunk.new.add(location)
+        self._pending[location] = math.nan
+        chunk.free.remove(location)
+        stats = self.stats
+        stats.n_records += 1
+        stats.nbytes_in += self._series_nbytes
+        return True
+
     def take_series(self, record: int, series: Series) -> None:
         """Put a location that was checked."""
         # All that can fail comes first. Rows are open for all variables or for none, unless that has failed once.
         row = record // self._length
-        for room in self._rooms:
-            if row not in room:
-                self._open(record)
-                break
+        chunk = self._chunks.get(row)
+        if chunk is None:
+            self._open(record)
         full: list[StagedObject] = []
         nbytes = 0
-        for name, rows in self._series_rows.items():
-            values = series[name]
-            nbytes += values.nbytes
-            if items := rows.put(record, (values,)):
-                full += items
+        # Narrowing a float can overflow to infinity: that is what the dtype asked for. To say so takes as long as two
+        # copies, so where nothing is cast it is not said.
+        with np.errstate(over="ignore", invalid="ignore") if self._casts else _NOTHING:
+            for name, rows in self._series_rows.items():
+                values = series[name]
+                nbytes += len(values) * rows.array.dtype.itemsize
+                if items := rows.put(record, (values,)):
+                    full += items
         self._pending[record] = math.nan
+        if chunk is None:
+            self._know(row)
+        else:
+            chunk.free.discard(record)
         try:
             for item in full:
                 # What can't be made now, without a thread, is kept as what a thread can't make: for the next call.
@@ -209,6 +273,24 @@ class LocationRankWriter(RankWriter):
             raise
         self.stats.n_records += 1
         self.stats.nbytes_in += nbytes
+
+    def _know(self, row: int) -> None:
+        """Note where series go, if the row is open for all variables."""
+        held = self._share.region
+        assert isinstance(held, Region)
+        first = row * self._length
+        there = range(first, first + self._length)
+        new = self._pending.keys() & there
+        targets: list[tuple[str, memoryview, tuple[int, ...]]] = []
+        for name, rows in self._series_rows.items():
+            if (memory := rows.target(row, new)) is None:
+                return
+            targets.append((name, memory, (memory.itemsize,)))
+        # The row has locations of other ranks, too, where a share ends amid a chunk.
+        start, stop = (0, 0) if held.is_empty else held.box[0]
+        mine = range(max(first, start), min(there.stop, stop))
+        committed = members(inside(self._manifest.committed, first, there.stop))
+        self._chunks[row] = OpenChunk(first, set(mine).difference(committed, new), new, targets)
 
     def _open(self, record: int) -> None:
         for rows in self._series_rows.values():
@@ -235,3 +317,15 @@ def rank_writer_of(
     """
     made = LocationRankWriter if manifest.schema.is_location_series else RankWriter
     return made(store, manifest, share, options, pool, n_cores)
+
+
+_all: weakref.WeakSet[LocationRankWriter] = weakref.WeakSet()
+
+
+def _forget_chunks() -> None:
+    # A forked child is told what it may not do by the long way.
+    for writer in list(_all):
+        writer._chunks.clear()
+
+
+os.register_at_fork(after_in_child=_forget_chunks)

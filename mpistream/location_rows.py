@@ -7,12 +7,16 @@ filling it.
 
 A row that was committed in part is read back when it is encoded: its committed locations keep their bytes. One that
 leaves memory before it is full, because too many are open, goes through the stage folder.
+
+Most calls bring one more series of each variable for rows that are open, and fill none of them. An `OpenChunk` says
+where these go. It is known while nothing else than such series happens to its rows; whatever else does forgets it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +27,7 @@ from mpistream.arrays import ArraySpec
 from mpistream.errors import FormatError
 from mpistream.memory_store import BytesReader
 from mpistream.pipeline import Loan
-from mpistream.ranges import Ranges, covers, inside, members
+from mpistream.ranges import Ranges, inside
 from mpistream.staged import StagedObject
 from mpistream.staging import Stager
 from mpistream.store import Store, read_whole
@@ -32,7 +36,7 @@ from mpistream.zarr3.extract import DecodeScratch, plan_reads
 from mpistream.zarr3.metadata import chunk_key
 from mpistream.zarr3.shard import ChunkEncoder, OpenShard, Scratch
 
-__all__ = ["Buffers", "LocationRows"]
+__all__ = ["Buffers", "LocationRows", "OpenChunk"]
 
 
 class Buffers:
@@ -51,7 +55,7 @@ class Buffers:
 
     def borrow(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an array with any values."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         free = self._free.setdefault(nbytes, deque())
         memory = free.pop() if free else np.empty(nbytes, np.uint8)
         return memory.view(dtype).reshape(shape)
@@ -64,11 +68,28 @@ class Buffers:
 
 
 @dataclass(slots=True, eq=False)
+class OpenChunk:
+    """The rows of one chunk of locations, open for all variables and dirty."""
+
+    first: int
+    """Its first location."""
+    free: set[int]
+    """Locations of this rank's share in it that are neither written nor committed."""
+    new: set[int]
+    """Locations with new series: the same set in all its rows."""
+    targets: list[tuple[str, memoryview, tuple[int, ...]]]
+    """Of each variable the memory of its row, flat, and the strides of a series that lies like it. What is assigned to
+    a part of that memory must have its length and format."""
+
+
+@dataclass(slots=True, eq=False)
 class _Row:
     """One row with series that are not committed."""
 
+    first: int
+    """Its first location."""
     kept: set[int]
-    """Positions of those that are committed."""
+    """Locations that are committed."""
     buffer: NDArray[Any] | None
     """Series by position, as far as they are new; None while the row lies in the stage folder, or once it is made."""
     new: set[int] = field(default_factory=set)
@@ -108,6 +129,8 @@ class LocationRows:
         Number of all locations.
     buffers
         Where memory comes from.
+    chunks
+        Row -> what is known of it, for all variables.
     is_durable
         Whether every object is synced; one that replaces committed series always is.
     stager
@@ -123,6 +146,7 @@ class LocationRows:
         records: Interval,
         n_total: int,
         buffers: Buffers,
+        chunks: dict[int, OpenChunk],
         is_durable: bool,
         stager: Stager,
     ) -> None:
@@ -135,6 +159,7 @@ class LocationRows:
         self._store = store
         self._n_total = n_total
         self._buffers = buffers
+        self._chunks = chunks
         self._is_durable = is_durable
         self._encoder = ChunkEncoder(array.shard_spec())
         self._length = array.row_length
@@ -145,6 +170,7 @@ class LocationRows:
         self._open: dict[int, _Row] = {}
         # Rows with new series that left memory.
         self._staged: dict[int, _Row] = {}
+        self._memory_dtype = _memory_dtype(self._encoder.spec.codec.stored_dtype)
 
     @property
     def writes(self) -> bool:
@@ -168,10 +194,17 @@ class LocationRows:
         """Rows in memory."""
         return len(self._open)
 
-    @property
-    def room(self) -> Container[int]:
-        """Where there is room; the same object for ever."""
-        return self._open
+    def target(self, row: int, new: set[int]) -> memoryview | None:
+        """Return the memory of an open row, flat; its new series are those of a set that it shares from now on.
+
+        None, where it is not open, or Python has no format for values of the dtype.
+        """
+        found = self._open.get(row)
+        if found is None or self._memory_dtype is None:
+            return None
+        found.new = new
+        assert found.buffer is not None
+        return found.buffer.reshape(-1).view(self._memory_dtype).data
 
     def open(self, record: int) -> None:
         """Make room for a location.
@@ -186,7 +219,7 @@ class LocationRows:
             return
         found = self._staged.get(row)
         if found is None:
-            found = _Row(self._kept(row), None)
+            found = _Row(row * self._length, self._kept(row), None)
         for item in found.objects:
             # A full row that lost a committed location, and may still be on its way.
             self._stager.settle(item)
@@ -210,9 +243,9 @@ class LocationRows:
 
         The row is `open`. Times behind the series are fill.
         """
-        row, at = divmod(record, self._length)
+        row = record // self._length
         found = self._open[row]
-        buffer, new = found.buffer, found.new
+        buffer, new, at = found.buffer, found.new, record - found.first
         assert buffer is not None
         (series,) = blocks
         n = len(series)
@@ -221,7 +254,7 @@ class LocationRows:
         else:
             buffer[at, :n] = series
             buffer[at, n:] = self.array.fill
-        new.add(at)
+        new.add(record)
         found.is_dirty = True
         if len(new) + len(found.kept) < len(buffer):
             return ()
@@ -229,16 +262,20 @@ class LocationRows:
         item = self._object(row, found)
         item.nbytes = self._row_nbytes
         found.is_dirty = False
-        self._staged[row] = self._open.pop(row)
+        self._leave(row)
         return [item]
 
     def leave_oldest(self) -> Iterable[StagedObject]:
         """Take the row that was opened first out of memory; yield its object."""
         row, found = next(iter(self._open.items()))
         items = self._made(row)
-        self._staged[row] = self._open.pop(row)
+        self._leave(row)
         self._let_go(found)
         return items
+
+    def _leave(self, row: int) -> None:
+        self._chunks.pop(row, None)
+        self._staged[row] = self._open.pop(row)
 
     def leave(self, records: Ranges) -> Iterable[StagedObject]:  # noqa: ARG002 (as of other rows)
         """Nothing leaves: an open row holds no committed series, and `committed` says which it has to keep."""
@@ -261,6 +298,8 @@ class LocationRows:
         except BaseException:
             found.objects = before
             raise
+        # A series that comes from now on makes it dirty again.
+        self._chunks.pop(row, None)
         found.is_dirty = False
         return [item]
 
@@ -269,16 +308,16 @@ class LocationRows:
 
     def _kept(self, row: int) -> set[int]:
         start = row * self._length
-        return {r - start for r in members(inside(self._committed, start, start + self._length))}
+        return set().union(*(range(a, b) for a, b in inside(self._committed, start, start + self._length)))
 
     def _object(self, row: int, found: _Row) -> StagedObject:
-        start, key = row * self._length, self._key(row)
+        key = chunk_key(self.array.name, self._separator, (row, 0))
         # What was placed of the row may be committed before this is placed, without MPI.
         replaces = bool(found.kept) or any(o.is_placed or o.must_sync for o in found.objects)
         item = StagedObject(
             name=self.array.name,
             key=key,
-            records=frozenset(start + at for at in found.new),
+            records=frozenset(found.new),
             n_cells=self.array.shape[0],
             must_sync=self._is_durable or replaces,
             shard=_Whole(self, key, found),
@@ -286,28 +325,28 @@ class LocationRows:
         found.objects = [item]
         return item
 
-    def _key(self, row: int) -> str:
-        return chunk_key(self.array.name, self._separator, (row, 0))
-
     def pieces(self, key: str, found: _Row, scratch: Scratch) -> list[Any]:
         """Return the bytes of a row: the committed series as they lie, then the new ones."""
-        assert found.buffer is not None
+        buffer, new = found.buffer, sorted(r - found.first for r in found.new)
+        assert buffer is not None
         if found.kept:
             data = read_whole(self._store, key, self._encoder.spec.max_nbytes)
             if data is None:
                 raise FormatError(f"{key}: the shard of committed locations is missing", kind="missing")
+            kept = [r - found.first for r in found.kept]
             try:
-                shard = OpenShard.from_object(self._encoder, self.array.shape, data, found.kept)
+                shard = OpenShard.from_object(self._encoder, self.array.shape, data, kept)
             except FormatError as error:
                 raise FormatError(f"{key}: {error}", kind=error.kind) from error
-            for at in sorted(found.new):
-                shard.put(at, found.buffer[at], scratch)
+            for at in new:
+                shard.put(at, buffer[at], scratch)
         else:
             shard = OpenShard(self._encoder, self.array.shape)
-            found.buffer[[at for at in range(len(found.buffer)) if at not in found.new]] = self.array.fill
-            shard.put_rows(found.buffer, found.new, scratch)
+            if len(new) < len(buffer):
+                buffer[np.isin(np.arange(len(buffer)), new, invert=True)] = self.array.fill
+            shard.put_rows(buffer, new, scratch)
         pieces = shard.finish(scratch)
-        if len(found.new) + len(found.kept) == len(found.buffer):
+        if len(found.new) + len(found.kept) == len(buffer):
             self._let_go(found)
         return pieces
 
@@ -329,17 +368,28 @@ class LocationRows:
     def committed(self, committed: Ranges) -> None:
         """Note which locations are committed now; only rows with others that are written stay in memory."""
         self._committed = committed
+        self._chunks.clear()
         for rows in (self._staged, self._open):
             for row, found in list(rows.items()):
-                start = row * self._length
-                found.new = {at for at in found.new if not covers(committed, start + at)}
                 found.kept = self._kept(row)
+                found.new = found.new - found.kept
                 if not found.new:
                     self._let_go(rows.pop(row))
 
     def reset(self, committed: Ranges) -> None:
         """Forget what is not committed."""
+        self._chunks.clear()
         for found in (*self._staged.values(), *self._open.values()):
             self._let_go(found)
         self._committed, self._staged = committed, {}
         self._open.clear()
+
+
+def _memory_dtype(stored: np.dtype[Any]) -> np.dtype[Any] | None:
+    """Return a dtype as `memoryview` knows it, None for one that it can't compare and copy: complex numbers, times."""
+    dtype = stored.newbyteorder("=")
+    try:
+        np.empty(1, dtype).data[:] = np.empty(1, dtype).data
+    except (NotImplementedError, ValueError):
+        return None
+    return dtype if stored.isnative else None

@@ -7,8 +7,8 @@ the sets of all ranks together. What a rank holds of a chunk that another one wr
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -29,6 +29,9 @@ __all__ = ["LocationSeriesWriter", "writer_class"]
 
 _MAX_NAMED = 8
 
+# Far less than a lease is refreshed in; to ask its clock costs as much as to copy a short series.
+_LEASE_SECONDS = 0.01
+
 
 class LocationSeriesWriter(StreamWriter):
     """An open location series, on one rank; made by `write_open_locations`, `write_open` and `write_resume`."""
@@ -47,6 +50,8 @@ class LocationSeriesWriter(StreamWriter):
         self._lent: dict[int, Series] = {}
         self._handed_over: set[int] = set()
         self._got: dict[int, Series] = {}
+        self._lease_due = 0.0
+        self._seconds = self.stats.seconds
 
     @property
     def share(self) -> tuple[int, int]:
@@ -100,7 +105,21 @@ class LocationSeriesWriter(StreamWriter):
         call waits while more than ``Options.max_pending_nbytes`` are on their way. Nothing is durable or visible
         until `commit` returns.
         """
-        began = time.perf_counter()
+        began = perf_counter()
+        record: Any = location
+        if type(location) is not int:
+            self._check_open("write_location")
+            record = self._record_of(location)
+        if self._is_closed or self._channel.failure is not None or not self._writer.take_whole(record, series):
+            self._take_location(location, series)
+        ended = perf_counter()
+        if ended >= self._lease_due:
+            self._lease_due = ended + _LEASE_SECONDS
+            self._keep_lease()
+        self._seconds["record"] += ended - began
+
+    def _take_location(self, location: SupportsIndex | str, series: Mapping[str, ArrayLike]) -> None:
+        """Put whatever may be put, and say what is wrong with anything else."""
         self._check_open("write_location")
         writer = self._writer
         writer.raise_failure()
@@ -121,8 +140,6 @@ class LocationSeriesWriter(StreamWriter):
             self._lent[record] = {name: values.copy() for name, values in found.items()}
         else:
             writer.take_series(record, found)
-        self._keep_lease()
-        self.stats.seconds["record"] += time.perf_counter() - began
 
     def _record_of(self, location: SupportsIndex | str) -> int:
         if isinstance(location, str):
@@ -196,9 +213,10 @@ class LocationSeriesWriter(StreamWriter):
         """Return the series of some locations, of full length."""
         array = self.schema.arrays[name]
         whole = np.full((len(records), *array.shape), array.fill, array.dtype)
-        for k, record in enumerate(records):
-            series = self._lent[record][name]
-            whole[k, : len(series)] = series
+        with np.errstate(over="ignore", invalid="ignore"):
+            for k, record in enumerate(records):
+                series = self._lent[record][name]
+                whole[k, : len(series)] = series
         return whole
 
     def _after_commit(self) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import bisect
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-__all__ = ["Ranges", "count", "covers", "difference", "inside", "members", "overlap", "ranges_of", "union"]
+__all__ = ["Ranges", "count", "covers", "difference", "inside", "members", "n_covered", "overlap", "ranges_of", "union"]
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -18,7 +18,17 @@ def ranges_of(numbers: Iterable[int]) -> Ranges:
 
     Not collective.
     """
-    return union(*(((n, n + 1),) for n in numbers))
+    ordered = sorted(set(numbers))
+    if not ordered:
+        return ()
+    found: list[tuple[int, int]] = []
+    start = stop = ordered[0]
+    for n in ordered:
+        if n != stop:
+            found.append((start, stop))
+            start = n
+        stop = n + 1
+    return (*found, (start, stop))
 
 
 def union(*parts: Sequence[tuple[int, int]]) -> Ranges:
@@ -86,6 +96,26 @@ def covers(ranges: Ranges, number: int) -> bool:
     """
     at = bisect.bisect_right(ranges, number, key=_start) - 1
     return at >= 0 and number < ranges[at][1]
+
+
+def n_covered(ranges: Ranges, numbers: Collection[int]) -> int:
+    """Return how many of some numbers are in the set; where one range has them all, none is looked up alone.
+
+    Not collective.
+
+    Parameters
+    ----------
+    ranges
+        The set.
+    numbers
+        Each another one.
+    """
+    if not numbers:
+        return 0
+    at = bisect.bisect_right(ranges, min(numbers), key=_start) - 1
+    if at >= 0 and max(numbers) < ranges[at][1]:
+        return len(numbers)
+    return sum(covers(ranges, n) for n in numbers)
 
 
 def members(ranges: Ranges) -> Iterator[int]:

@@ -30,7 +30,7 @@ from mpistream.manifest import Manifest, blob_key, stage_folder
 from mpistream.names import check_name
 from mpistream.options import Options
 from mpistream.pipeline import Loan, Pool
-from mpistream.ranges import Ranges, count, covers, difference, inside, members, overlap, ranges_of, union
+from mpistream.ranges import Ranges, count, covers, difference, inside, members, n_covered, overlap, ranges_of, union
 from mpistream.rows import ShardRows, encode_whole, rounded
 from mpistream.series import SeriesRows
 from mpistream.staged import StagedObject
@@ -683,7 +683,7 @@ class RankWriter:
 
     def _of_commit(self, records: Ranges, statics: Collection[str]) -> list[StagedObject]:
         return [
-            *(o for o in self._objects.values() if o.records is None or any(covers(records, r) for r in o.records)),
+            *(o for o in self._objects.values() if o.records is None or n_covered(records, o.records)),
             *(o for name in statics for o in self._statics[name]),
         ]
 
@@ -701,7 +701,7 @@ class RankWriter:
             elif o.records is None:
                 n_statics[o.name] += o.n_cells
             else:
-                n_cells[o.name] += o.n_cells * sum(covers(records, r) for r in o.records)
+                n_cells[o.name] += o.n_cells * n_covered(records, o.records)
         times = self.times(records)
         return CommitToken(
             store_id=self._manifest.store_id,
@@ -730,7 +730,7 @@ class RankWriter:
         self._objects = {
             key: o
             for key, o in self._objects.items()
-            if o.records is not None and not all(covers(manifest.committed, r) for r in o.records)
+            if o.records is not None and n_covered(manifest.committed, o.records) < len(o.records)
         }
         # Without MPI the caller may have written more since it was placed.
         self._statics = {name: objects for name, objects in self._statics.items() if name not in manifest.statics}
@@ -738,7 +738,9 @@ class RankWriter:
         self._blobs = {key: data for key, data in self._blobs.items() if key not in self._placed_blobs}
         self._placed_blobs = set()
         self._manifest = manifest
-        self._pending = {r: t for r, t in self._pending.items() if not covers(manifest.committed, r)}
+        is_rest = n_covered(manifest.committed, self._pending) < len(self._pending)
+        left = self._pending.items() if is_rest else ()
+        self._pending = {r: t for r, t in left if not covers(manifest.committed, r)}
         self._note_committed()
         self.stats.n_commits += 1
 

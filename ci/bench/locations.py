@@ -7,11 +7,15 @@ at the end. Three ways to write them, with the same codec (Zstandard 3) and noth
 * *usual*: zarr-python, an array with chunks of one location, ``array[i] = series``;
 * *blocks*: zarr-python, chunks as those of *stream*; the model gathers a chunk, then ``array[a:b] = chunk``.
 
+Beside them *limit*, what nobody can leave out: the chunks of *stream*, a turn copied at one go, the same calls of the
+codec and one file each. *copy* is a bare copy of each series into an array that is there.
+
 They take turns, a few hundred locations at a time, so whatever else the machine does meets all of them. Series are
-made outside the clock. *seconds* is the time until all is written, *blocked* the part of it that the model spends in
-calls, closing included: what *stream* encodes while the model computes the next location is not in it, and here each
-turn waits for that, which is in *seconds* alone. Both encode alike, so without a spare core *seconds* of *stream* and
-of *blocks* are much the same. *copy* is a bare copy of each series into an array that is there.
+made outside the clock. *seconds* is the time until all is written, *cpu* the processor time of all threads, and
+*blocked* the part of *seconds* that the model spends in calls, closing included: what *stream* encodes while the model
+computes the next location is not in it, and here each turn waits for that, which is in *seconds* alone. All encode
+alike, so without a spare core *seconds* and *cpu* of *stream* and of *blocks* are much the same; *codec* is the part of
+*cpu* that *limit* spends inside the codec.
 
 The last line is JSON. Fails if *stream* is less than ``--usual`` times as fast as *usual* in *seconds*, or if *blocks*
 is blocked less than ``--blocks`` times as long as *stream*.
@@ -31,6 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import numcodecs
 import numpy as np
 import zarr
 from mpi4py import MPI
@@ -148,6 +153,44 @@ class Blocks:
         self._flush()
 
 
+class Limit:
+    """The codec and the files alone."""
+
+    def __init__(self, folder: Path, length: int) -> None:
+        folder.mkdir(exist_ok=True)
+        self._folder = folder
+        self._length = length
+        self._codec = numcodecs.Zstd(level=3)
+        self._chunks = {name: np.full((length, N_TIMES), np.nan, "float32") for name in NAMES}
+        self._rows = 0
+        self.codec = 0.0
+        """Processor time inside the codec."""
+
+    def put(self, locations: range, series: dict[str, NDArray[np.float32]]) -> None:
+        done = 0
+        while done < len(locations):
+            location = locations[done]
+            at = location % self._length
+            n = min(len(locations) - done, self._length - at)
+            for name, chunk in self._chunks.items():
+                chunk[at : at + n] = series[name][done : done + n]
+            done, self._rows = done + n, at + n
+            if self._rows == self._length:
+                self._write(location)
+
+    def _write(self, location: int) -> None:
+        for name, chunk in self._chunks.items():
+            began = time.process_time()
+            data = self._codec.encode(chunk.reshape(-1).view(np.uint8))
+            self.codec += time.process_time() - began
+            (self._folder / f"{name}-{location // self._length}").write_bytes(data)
+        self._rows = 0
+
+    def end(self) -> None:
+        if self._rows:
+            self._write(-1)
+
+
 def arrays(url: Path, n: int, length: int) -> dict[str, Any]:
     """Return zarr-python's arrays, made by rank 0."""
     if MPI.COMM_WORLD.rank == 0:
@@ -173,11 +216,11 @@ def turns(share: tuple[int, int], steps: int) -> Iterator[range]:
         yield range(min(start + k * TURN, stop), min(start + (k + 1) * TURN, stop))
 
 
-def timed(call: Callable[[], None]) -> float:
-    """Return the seconds that a call took."""
-    began = time.perf_counter()
+def timed(call: Callable[[], None]) -> NDArray[np.float64]:
+    """Return the seconds that a call took, and the processor time of this process meanwhile."""
+    began = time.perf_counter(), time.process_time()
     call()
-    return time.perf_counter() - began
+    return np.array([time.perf_counter() - began[0], time.process_time() - began[1]])
 
 
 def measure(folder: Path, n: int) -> dict[str, dict[str, float]]:
@@ -185,13 +228,15 @@ def measure(folder: Path, n: int) -> dict[str, dict[str, float]]:
     comm = MPI.COMM_WORLD
     stream = Stream(folder / "stream.zarr", n)
     share, length = stream.writer.share, stream.writer.schema.arrays[NAMES[0]].row_length
+    limit = Limit(folder / "limit.zarr", length)
     cases: dict[str, Case] = {
         "copy": Copy(),
         "stream": stream,
         "usual": Usual(folder / "usual.zarr", n),
         "blocks": Blocks(folder / "blocks.zarr", n, length),
+        "limit": limit,
     }
-    blocked, total = dict.fromkeys(cases, 0.0), dict.fromkeys(cases, 0.0)
+    blocked, total = ({name: np.zeros(2) for name in cases} for _ in range(2))
     for locations in turns(share, -(-comm.allreduce(share[1] - share[0], MPI.MAX) // TURN)):
         series = series_of(locations) if locations else {}
         for name, case in cases.items():
@@ -208,13 +253,15 @@ def measure(folder: Path, n: int) -> dict[str, dict[str, float]]:
     nbytes = 4 * N_TIMES * len(NAMES) * n
     found = {}
     for name in cases:
-        seconds = comm.allreduce(total[name], MPI.MAX)
+        seconds, cpu = (comm.allreduce(float(value), MPI.MAX) for value in total[name])
         found[name] = {
             "seconds": seconds,
-            "blocked": comm.allreduce(blocked[name], MPI.MAX),
+            "cpu": cpu,
+            "blocked": comm.allreduce(float(blocked[name][0]), MPI.MAX),
             "MB/s": nbytes / 1e6 / seconds,
             "files": sum(len(files) for _, _, files in os.walk(folder / f"{name}.zarr")),
         }
+    found["limit"]["codec"] = comm.allreduce(limit.codec, MPI.MAX)
     return found
 
 
@@ -234,13 +281,15 @@ def main() -> int:
         if comm.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
     ratios = {
-        key: {name: found[name][key] / found["stream"][key] for name in ("copy", "usual", "blocks")}
-        for key in ("seconds", "blocked")
+        key: {name: of[key] / found["stream"][key] for name, of in found.items() if name != "stream"}
+        for key in ("seconds", "cpu", "blocked")
     }
     if comm.rank == 0:
         for name, of in found.items():
             print(f"{name:8}", *(f"{key} {value:10.2f}" for key, value in of.items()))
-        facts = {"locations": args.locations, "ranks": comm.size, "cases": found, "to stream": ratios}
+        share = found["limit"]["codec"] / found["stream"]["cpu"]
+        print(f"the codec alone takes {share:.0%} of the processor time of stream")
+        facts = {"locations": args.locations, "ranks": comm.size, "cases": found, "to stream": ratios, "codec": share}
         print(json.dumps(facts), flush=True)
     # A rank that ends with 1 ends all.
     comm.barrier()

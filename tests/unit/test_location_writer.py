@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import sys
 import traceback
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from hypothesis import strategies as st
 import mpistream as ms
 from mpistream.compare import compare
 from mpistream.info import describe
+from mpistream.location_rows import _memory_dtype
 from tests.support.faults import FaultyStore
 from tests.support.location_series import DTYPES, IDS, N_TIMES, TIMES, expected, read_zarr, series
 from tests.support.plain import append_schema, open_xarray
@@ -201,6 +205,8 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     for i in order:
         write(w, [int(i)])
         assert sum(rows.nbytes for rows in w._writer._series_rows.values()) <= 2 * CHUNK_NBYTES
+        # What is known of a row holds its memory.
+        assert all(set(w._writer._chunks) <= set(rows._open) for rows in w._writer._series_rows.values())
     w.close()
     assert_holds(url, range(23))
     assert {name: len(list((url / name / "c").rglob("0"))) for name in DTYPES} == dict.fromkeys(DTYPES, 6)
@@ -266,17 +272,23 @@ def test_series_that_are_refused(tmp_path: Path) -> None:
         (-1, {}, "location -1: give an id"),
         (True, {}, "location True: give an id"),
         (1.0, {}, r"location 1\.0: give an id"),
-        (0, {}, "location 0 .'cat-4700'. was written since the last commit"),
+        (0, series(0), "location 0 .'cat-4700'. was written since the last commit"),
         (1, [1.0], "location 1: a list; give a mapping variable -> series"),
+        (1, None, "location 1: a NoneType; give a mapping variable -> series"),
         (1, {"flux": [1.0]}, "'flux' is not among .'flow', 'soil', 'code'."),
+        (1, {"flow": series(1)["flow"], "soil": series(1)["soil"], "flux": [1.0]}, "'flux' is not among"),
         (1, {"flow": np.zeros(8, "f4")}, r"location 1, variable 'flow': series of shape .8,.; give at most 7 values"),
         (1, {"flow": np.zeros((7, 1), "f4")}, "series of shape .7, 1."),
         (1, {"flow": 1.0}, "series of shape .."),
         (1, {"code": np.zeros(7, "f8")}, "float64 into int32 can lose values"),
+        (1, {"code": np.zeros(7, "f4")}, "float32 into int32 can lose values"),
         (1, {"flow": np.ma.masked_less(np.arange(7, dtype="f4"), 3)}, "variable 'flow': the block is masked"),
     ):
-        with pytest.raises(ms.SchemaError, match=match):
-            w.write_location(location, values)  # type: ignore[arg-type]
+        # Alone, and among series with which nothing is wrong.
+        for passed in (values, {**series(1), **values} if isinstance(values, dict) else values):
+            with pytest.raises(ms.SchemaError, match=match):
+                w.write_location(location, passed)  # type: ignore[arg-type]
+    assert w.missing()[0] == 1
     w.commit()
     with pytest.raises(ms.SchemaError, match=r"location 0 .'cat-4700'. is committed; call invalidate"):
         w.write_location("cat-4700", {})
@@ -292,7 +304,149 @@ def test_series_that_are_refused(tmp_path: Path) -> None:
     w.close(partial=True)
     assert ms.open_reader(tmp_path / "series.zarr").read_location("flow", 1).tolist() == list(range(7))
     with pytest.raises(ms.ProtocolError, match="write_location on a closed writer"):
-        w.write_location(2, {})
+        w.write_location(2, series(2))
+
+
+def test_series_of_other_dtypes_and_strides(tmp_path: Path) -> None:
+    """Floats are rounded, to infinity too, integers widened, and strides followed, beside series as they are stored."""
+    url = tmp_path / "series.zarr"
+    passed: dict[int, dict[str, Any]] = {i: series(i) for i in range(23)}
+    for i in (1, 2):
+        passed[i] = {
+            "flow": np.array([1e300, *np.arange(6)]),
+            "soil": np.arange(7, dtype="f4"),
+            "code": np.arange(7)[::-1].astype("i2"),
+        }
+    passed[3] = {name: np.repeat(values, 3)[::3] for name, values in series(3).items()}
+    passed[4] = {name: values.astype(values.dtype.newbyteorder(">")) for name, values in series(4).items()}
+    w = opened(url)
+    for i in (np.int64(6), 0, *range(1, 5), 5, *range(7, 23)):
+        w.write_location(i, passed[int(i)])
+    assert w.stats.nbytes_in == sum(
+        len(v) * np.dtype(DTYPES[n]).itemsize for found in passed.values() for n, v in found.items()
+    )
+    w.close()
+    whole = expected(range(23))
+    for i in (1, 2):
+        whole["flow"][i] = [np.inf, *range(6)]
+        whole["soil"][i], whole["code"][i] = range(7), range(6, -1, -1)
+    found = read_zarr(url)
+    for name, values in whole.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+def test_times_and_complex_numbers(tmp_path: Path) -> None:
+    """Which have no format in Python; a time that the dtype can't hold is refused after one that it can."""
+    url = tmp_path / "series.zarr"
+    dtypes = {"day": "datetime64[ns]", "wave": "complex64", "flow": "float32"}
+    days = np.array("2000-01-01", "datetime64[D]") + np.arange(N_TIMES)
+    values = {"day": days, "wave": np.arange(7) * 1j, "flow": np.arange(7, dtype="f4")}
+    with ms.write_open_locations(url, IDS, TIMES, dtypes, chunk_locations=5, options=ms.Options(**OPTIONS)) as w:
+        for i in range(23):
+            w.write_location(i, {**values, "wave": (values["wave"] * i).astype("c8")})
+            if i < 22:
+                with pytest.raises(ms.SchemaError, match="beyond the range of datetime64"):
+                    w.write_location(i + 1, {**values, "day": days + 500 * 365})
+    found: Any = open_xarray(url)
+    np.testing.assert_array_equal(found["day"].values, np.tile(days.astype("M8[ns]"), (23, 1)))
+    np.testing.assert_array_equal(found["wave"].values, np.arange(23)[:, None] * np.arange(7) * 1j)
+    np.testing.assert_array_equal(found["flow"].values, np.tile(np.arange(7.0), (23, 1)))
+
+
+@pytest.mark.parametrize(("dtype", "known"), [("<f4", sys.byteorder == "little"), (">f4", sys.byteorder == "big")])
+def test_memory_of_another_byte_order_has_no_format(dtype: str, known: bool) -> None:
+    """Values as they come are copied as they are, so what lies in a row must be as this machine has it."""
+    assert (_memory_dtype(np.dtype(dtype)) is not None) is known
+
+
+def test_whatever_happens_to_an_open_chunk(tmp_path: Path) -> None:
+    """A location that comes after a flush, a commit, an invalidation or a rollback is there like those before."""
+    url = tmp_path / "series.zarr"
+    w = opened(url)
+    write(w, [0, 1])
+    w.flush()
+    write(w, [2])
+    w.commit()
+    write(w, [3, 5, 6])
+    with pytest.raises(ms.SchemaError, match=r"location 2 .* is committed"):
+        write(w, [2])
+    w.invalidate([1])
+    write(w, [7])
+    w.commit()
+    assert_holds(url, [0, 2, 3, 5, 6, 7])
+    write(w, [8])
+    w.rollback()
+    write(w, [1, 8, 9])
+    w.commit()
+    w.close(partial=True)
+    assert_holds(url, [*range(4), *range(5, 10)])
+
+
+def test_a_failure_is_raised_amid_the_next_chunk(tmp_path: Path) -> None:
+    """What goes wrong behind the caller's back ends the next call, though its chunk is open and has room."""
+    store = FaultyStore(tmp_path / "series.zarr")
+    w = opened(store)
+    write(w, [0, 1, 2, 3, 5, 6])
+    store.fail("stage", errno.ENOSPC, when=lambda key, data: "/owner" not in key)
+    write(w, [4])
+    w._writer._stager.wait()
+    with pytest.raises(ms.StoreError, match="No space left"):
+        write(w, [7])
+    store.heal()
+    w.commit()
+    write(w, w.missing())
+    w.close()
+    assert_holds(tmp_path / "series.zarr", range(23))
+
+
+def test_a_writer_that_ended_takes_nothing(tmp_path: Path) -> None:
+    """Closed, or after what every rank was told, though the chunk is open and has room."""
+    (part,) = parts_of(tmp_path / "part.zarr", 1)
+    write(part, [0, 1])
+    part.close()
+    with pytest.raises(ms.ProtocolError, match="write_location on a closed writer"):
+        write(part, [2])
+    w = opened(tmp_path / "series.zarr")
+    write(w, [0, 1])
+    w._channel.failure = ms.ProtocolError("rank 7 did not come", kind="timeout")
+    with pytest.raises(ms.ProtocolError, match="rank 7 did not come"):
+        write(w, [2])
+    w._channel.failure = None
+    w.close(partial=True)
+
+
+def test_calls_keep_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those into an open chunk, too, but not every one."""
+    now, kept = [0.0], []
+    monkeypatch.setattr("mpistream.location_writer.perf_counter", lambda: now[0])
+    w = opened(tmp_path / "series.zarr")
+    monkeypatch.setattr(w, "_keep_lease", lambda: kept.append(now[0]))
+    for i in range(4):
+        now[0] = (100.0, 100.001, 100.02, 100.021)[i]
+        write(w, [i])
+    assert kept == [100.0, 100.02]
+    monkeypatch.undo()
+    w.close(partial=True)
+
+
+def test_a_forked_child_puts_nothing(tmp_path: Path) -> None:
+    """It is told so, though the chunk is open; the writer goes on."""
+    w = opened(tmp_path / "series.zarr")
+    write(w, [0, 1])
+    with warnings.catch_warnings():
+        # Python says from 3.12 on that such a child may deadlock.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if not pid:
+        try:
+            write(w, [2])
+        except ms.ProtocolError as error:
+            os._exit(0 if error.kind == "forked" else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    write(w, w.missing())
+    w.close()
+    assert_holds(tmp_path / "series.zarr", range(23))
 
 
 def test_damage_is_found(tmp_path: Path) -> None:
@@ -476,6 +630,10 @@ def test_a_series_that_was_handed_over_is_not_lost(tmp_path: Path) -> None:
             options=ms.Options(**OPTIONS),
         )
         write(w, w.missing())
+        for i in (4, 6, 7, 9):
+            if not share[0] <= i < share[1]:
+                with pytest.raises(ms.SchemaError, match=f"location {i} .* is not in the share of rank"):
+                    write(w, [i])
         taking = w._writer.take_series
         if transport.rank == 0:
             w._writer.take_series = _failing  # type: ignore[method-assign]
@@ -493,6 +651,21 @@ def test_a_series_that_was_handed_over_is_not_lost(tmp_path: Path) -> None:
     found = run_ranks(2, rank_of, timeout=60)
     assert found == [["rank 0: no memory; nothing was committed", 23]] * 2
     assert_holds(url, range(23))
+
+
+def test_series_that_are_handed_over_are_cast(tmp_path: Path) -> None:
+    """As those of the rank's own: to infinity, without a warning."""
+    url, world = tmp_path / "series.zarr", MemoryWorld(2, 30)
+
+    def rank_of(transport: MemoryTransport) -> None:
+        share = (0, 7) if transport.rank == 0 else (7, 23)
+        w = opened(url, share=share, comm=(world, transport.rank))
+        for i in w.missing():
+            w.write_location(i, {"flow": np.full(7, 1e300 * (-1) ** i)})
+        w.close()
+
+    run_ranks(2, rank_of, timeout=60)
+    np.testing.assert_array_equal(read_zarr(url)["flow"], np.tile([[np.inf], [-np.inf]], (12, 7))[:23])
 
 
 def _failing(record: int, series: Any) -> None:

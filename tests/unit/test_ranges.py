@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpistream.ranges import Ranges, count, covers, difference, inside, members, overlap, ranges_of, union
+from mpistream.ranges import Ranges, count, covers, difference, inside, members, n_covered, overlap, ranges_of, union
 
 numbers = st.integers(-3, 20)
 sets = st.sets(numbers, max_size=12)
@@ -57,6 +57,12 @@ def test_the_numbers_of_a_set(a) -> None:
     assert list(members(ranges)) == sorted(a)
     assert count(ranges) == len(a)
     assert {n for n in range(-5, 25) if covers(ranges, n)} == a
+
+
+@given(sets, sets)
+def test_how_many_of_some_numbers(a, b) -> None:
+    """Whether one range has them all, or several, or none."""
+    assert n_covered(ranges_of(a), b) == len(a & b)
 
 
 @pytest.mark.parametrize("n", [1, 10**15])
