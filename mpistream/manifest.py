@@ -146,7 +146,8 @@ def parse_json(key: str, data: bytes, *, is_strict: bool = True) -> dict[str, An
     data
         Its bytes.
     is_strict
-        Refuse the words NaN and Infinity, which JSON does not have, and numbers beyond float64.
+        Refuse the words NaN and Infinity, which JSON does not have, numbers beyond float64, and halves of surrogate
+        pairs, which are no text (RFC 8259, section 8.2).
 
     Raises
     ------
@@ -169,6 +170,8 @@ def parse_json(key: str, data: bytes, *, is_strict: bool = True) -> dict[str, An
         raise FormatError(f"{key}: {len(data)} bytes, at most {MAX_JSON_NBYTES} are read", kind="json")
     try:
         document = json.loads(data, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
+        if is_strict and (b"\\ud" in data.lower() or b"\xed" in data):
+            json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{key}: not valid JSON: {error}", kind="json") from error
     if not isinstance(document, dict):

@@ -110,6 +110,16 @@ def check_name(what: str, name: Any) -> str:
     return str(name)
 
 
+def _text(what: str, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise SchemaError(
+            f"{what} is not valid Unicode, so it has no UTF-8 form; give other text", kind="attribute"
+        ) from None
+    return value
+
+
 def json_value(what: str, value: Any, _depth: int = 0) -> Any:
     """Return ``value`` as plain JSON types; numpy scalars and arrays are converted.
 
@@ -131,8 +141,10 @@ def json_value(what: str, value: Any, _depth: int = 0) -> Any:
         raise SchemaError(f"{what} is nested deeper than {_MAX_DEPTH} levels; flatten it", kind="attribute")
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, bool | int):
         return value
+    if isinstance(value, str):
+        return _text(what, value)
     if isinstance(value, float):
         if not math.isfinite(value):
             raise SchemaError(f"{what} is {value}, which JSON can't hold; leave it out", kind="attribute")
@@ -143,6 +155,7 @@ def json_value(what: str, value: Any, _depth: int = 0) -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise SchemaError(f"{what}: key {key!r} is not a string", kind="attribute")
+            _text(f"{what}: key {key!r}", key)
         return {k: json_value(f"{what}[{k!r}]", v, _depth + 1) for k, v in value.items()}
     raise SchemaError(
         f"{what} is a {type(value).__name__}, which JSON can't hold; give a number, string, list or mapping",

@@ -109,6 +109,11 @@ def test_numpy_values_become_plain_json() -> None:
         ({"a": [1.0, -math.inf]}, "attrs['a'][1] is -inf, which JSON can't hold; leave it out"),
         ({"a": np.array([0, np.inf])}, "attrs['a'][1] is inf, which JSON can't hold; leave it out"),
         ({"a": {1: 2}}, "attrs['a']: key 1 is not a string"),
+        ({"a": ["x\ud800"]}, "attrs['a'][0] is not valid Unicode, so it has no UTF-8 form; give other text"),
+        (
+            {"a": {"x\udfff": 1}},
+            "attrs['a']: key 'x\\udfff' is not valid Unicode, so it has no UTF-8 form; give other text",
+        ),
         ({"a": 1j}, "attrs['a'] is a complex, which JSON can't hold; give a number, string, list or mapping"),
         ({"a": b"x"}, "attrs['a'] is a bytes, which JSON can't hold; give a number, string, list or mapping"),
         ({"a": {1}}, "attrs['a'] is a set, which JSON can't hold; give a number, string, list or mapping"),
