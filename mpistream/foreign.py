@@ -263,11 +263,18 @@ def meant_instead(store: ReadableStore) -> str | None:
     store
         One without a manifest.
 
-    Raises
-    ------
-    StoreError
-        It can't be looked at.
+    Notes
+    -----
+    Of what can't be looked at nothing is said: whoever reads it meets the failure itself.
     """
+    # What others wrote may be put together of links, as in `ForeignStore`.
+    looked_at = store.following_links() if isinstance(store, LocalStore) else store
+    with contextlib.suppress(StoreError):
+        return _meant_instead(looked_at)
+    return None
+
+
+def _meant_instead(store: ReadableStore) -> str | None:
     names = store.list()
     if FOLDER in names:
         return None  # it is being made, or was left unfinished

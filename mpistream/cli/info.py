@@ -59,6 +59,7 @@ def info(
     """
     try:
         facts = describe(url, count_all=count_all)
+        summary = {} if as_json else _no_stream(facts["url"]) if "nodes" in facts else _summary(facts)
     except MPIStreamError as error:
         raise failed(error) from None
     if as_json:
@@ -66,21 +67,20 @@ def info(
     else:
         console = console_of()
         with console.capture() as captured:
-            _show(facts, console)
+            _show(facts, summary, console)
         # Tables pad their last column, too.
         say("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def _show(facts: Mapping[str, Any], console: Console) -> None:
-    is_stream = "nodes" not in facts
+def _show(facts: Mapping[str, Any], summary: Mapping[str, str], console: Console) -> None:
     lines = Table.grid(padding=(0, 2), pad_edge=False)
     lines.add_column(style="bold")
     lines.add_column(overflow="fold")
-    for name, text in (_summary(facts) if is_stream else _no_stream(facts["url"])).items():
+    for name, text in summary.items():
         lines.add_row(name, text)
     console.print(lines)
     console.print()
-    if not is_stream:
+    if "nodes" in facts:
         console.print(table_of("Nodes", _NODES, facts["nodes"]))
         return
     console.print(table_of("Layout", _LAYOUT, facts["arrays"]))

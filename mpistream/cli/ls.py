@@ -44,6 +44,7 @@ def ls(
     try:
         with open_reader(url) as reader:
             facts = _facts(url, reader)
+        title = "" if as_json else _title(facts)
     except MPIStreamError as error:
         raise failed(error) from None
     if as_json:
@@ -52,7 +53,7 @@ def ls(
     console = console_of()
     with console.capture() as captured:
         # Not as the title of the table, which would be folded to its width.
-        console.print(_title(facts), soft_wrap=True)
+        console.print(title, soft_wrap=True)
         console.print(table_of("", _COLUMNS, facts["nodes"]))
     say("\n".join(text.rstrip() for text in captured.get().splitlines()))
 

@@ -102,3 +102,29 @@ def test_a_stream_that_is_being_made_is_waited_for(tmp_path: Path) -> None:
         f"error: {url} was never created whole: it has .mpistream and no .mpistream/manifest.json",
     ]
     assert CliRunner().invoke(app, ["diff", str(url), str(url)]).stderr.splitlines() == done.stderr.splitlines()[1:]
+
+
+def test_links_of_others_are_followed(tmp_path: Path) -> None:
+    """Documents that are links, as git-annex has them, hide neither a store of others nor that it is no stream."""
+    url = tmp_path / "annexed"
+    url.mkdir()
+    (tmp_path / "kept").write_text('{"zarr_format": 3, "node_type": "group"}')
+    (url / "zarr.json").symlink_to(tmp_path / "kept")
+    for args in (("ls", url), ("info", url), ("diff", url, url)):
+        done = CliRunner().invoke(app, list(map(str, args)))
+        assert (done.exit_code, done.stderr) == (0, ""), done.output
+    with ms.open_reader(url) as reader, pytest.raises(ms.FormatError) as caught:
+        _ = reader.schema
+    assert caught.value.kind == "no_manifest"
+
+
+@pytest.mark.parametrize("verb", LISTING)
+def test_a_failure_behind_the_listing_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """The look at what was meant is a read like any other."""
+
+    def fails(url: str) -> str:
+        raise ms.StoreError(f"{url}: gone", kind="storage")
+
+    monkeypatch.setattr(f"mpistream.cli.{verb}.instead_of", fails)
+    done = CliRunner().invoke(app, [verb, str(folder / "run.zarr")])
+    assert (done.exit_code, done.stderr) == (1, f"error: {folder}/run.zarr: gone\n")
