@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from mpistream.errors import FencedError, StoreError
-from mpistream.manifest import EPOCHS_FOLDER, parse_epoch
+from mpistream.manifest import EPOCHS_FOLDER, STAGE_FOLDER, parse_epoch, stage_folder
 from mpistream.store import Store
 
 __all__ = ["displaced", "fenced", "highest_epoch"]
@@ -25,18 +27,15 @@ def displaced(store: Store, epoch: int) -> FencedError | None:
 
     Notes
     -----
-    One listing. What can't be looked at tells nothing.
+    One listing, and another one below a newer epoch: one whose claim ended before it fenced anything, with its process
+    or by a loss of power, has taken nothing. What can't be looked at tells nothing.
     """
     try:
-        highest = highest_epoch(store)
+        error = _newer(store, epoch)
+        is_fenced = error is not None and stage_folder(epoch).rpartition("/")[2] not in store.list(STAGE_FOLDER)
     except StoreError:
         return None
-    if highest is None or highest <= epoch:
-        return None
-    return FencedError(
-        f"{store.url}: epoch {highest} took the store over from epoch {epoch}; this writer must stop, what it has not "
-        "committed is lost"
-    )
+    return error if is_fenced else None
 
 
 def fenced(store: Store, epoch: int, error: StoreError) -> FencedError | StoreError:
@@ -48,4 +47,19 @@ def fenced(store: Store, epoch: int, error: StoreError) -> FencedError | StoreEr
     -------
     For a failure of kind ``gone``, and when there is a higher epoch, a FencedError; otherwise the error itself.
     """
-    return (displaced(store, epoch) if error.kind == "gone" else None) or error
+    if error.kind != "gone":
+        return error
+    # That something is gone is the fence as it was met; to list it again might show what a cache still has.
+    with contextlib.suppress(StoreError):
+        return _newer(store, epoch) or error
+    return error
+
+
+def _newer(store: Store, epoch: int) -> FencedError | None:
+    highest = highest_epoch(store)
+    if highest is None or highest <= epoch:
+        return None
+    return FencedError(
+        f"{store.url}: epoch {highest} took the store over from epoch {epoch}; this writer must stop, what it has not "
+        "committed is lost"
+    )

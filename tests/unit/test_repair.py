@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import mpistream as ms
+from mpistream.manifest import epoch_key
 from mpistream.memory_store import MemoryStore
 from mpistream.zarr3.shard import MISSING, parse_index
 from tests.support.killed import Killed, KilledStore, copy_of
+from tests.support.plain import append_schema
 from tests.support.verified import assert_sound
 
 NY, NX = 4, 3  # shards of 2 x 3, inner chunks of 1 x 3
@@ -292,6 +294,17 @@ def test_a_live_writer_is_not_disturbed() -> None:
     with pytest.raises(ms.FencedError, match="took the store over from epoch"):
         idle.close()
     assert facts(store) == before
+
+
+def test_a_claim_that_ended_before_its_fence_has_taken_nothing() -> None:
+    """The process died between the two steps: the writer goes on, and closes as the one that has the store."""
+    store: Any = MemoryStore()
+    w = ms.write_open(store, append_schema({"y": 2}, {"v": ms.Variable(("time", "y"), "f4")}), options=OPTIONS)
+    w.write_record(0.0, {"v": 1.0})
+    store.create(epoch_key(2), b"claimed")
+    w.close()
+    with ms.write_resume(store, options=OPTIONS) as resumed:
+        assert (resumed.n_records, resumed.epoch) == (1, 3)
 
 
 @pytest.mark.parametrize(
