@@ -159,10 +159,14 @@ def wait_until_free(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
     poll: float = 1.0,
-) -> None:
+) -> bool:
     """Return when no other writer holds the store, looking every ``poll`` seconds; at once on takeover.
 
     Not collective.
+
+    Returns
+    -------
+    Whether the last one ended well; also where there was none.
 
     Raises
     ------
@@ -174,7 +178,9 @@ def wait_until_free(
     Two processes may both find the store free: the claim of an epoch lets one of them through.
     """
     if takeover:
-        return
+        with contextlib.suppress(StoreError):
+            return _ended_well(store.read(LEASE_KEY))
+        return False
     seen: bytes | None = None
     watched: Lease | None = None
     deadline = 0.0
@@ -183,7 +189,7 @@ def wait_until_free(
         is_over = seen is not None and clock() >= deadline
         data = store.read(LEASE_KEY)
         if data is None or (is_over and data == seen):
-            return
+            return data is None
         if data != seen:
             lease: Lease | None = None
             with contextlib.suppress(FormatError):
@@ -196,7 +202,7 @@ def wait_until_free(
                     sleep(_DYING_POLL)
                     is_dead = is_dead_at_once(lease)
                 if is_dead:
-                    return
+                    return _ended_well(data)
                 # Another run id is another writer: judged anew, and waited for anew.
                 if is_dead is False or (watched is not None and watched.run_id == lease.run_id):
                     raise _refusal(store, lease)
@@ -212,6 +218,12 @@ def wait_until_free(
             _log.warning("%s: waiting up to %g s to see whether it is alive: %s", store.url, ttl, owner)
             seen, watched, deadline = data, lease, clock() + ttl
         sleep(max(min(poll, deadline - clock()), 0.0))
+
+
+def _ended_well(data: bytes | None) -> bool:
+    with contextlib.suppress(FormatError):
+        return data is None or ((lease := Lease.from_bytes(data)).closed and not lease.failed)
+    return False
 
 
 def _refusal(store: Store, lease: Lease) -> StoreError:

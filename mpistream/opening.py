@@ -62,6 +62,7 @@ class Claim:
     epoch: int
     nonce: str
     keeper: LeaseKeeper
+    ended_well: bool  # the run before this one, as far as its lease tells
 
 
 # A message names so many ranks.
@@ -100,7 +101,7 @@ def claim(store: Store, options: Options, *, takeover: bool) -> Claim:
     """
     if _why_no_claims:
         raise ProtocolError(f"{store.url}: nothing is opened for writing here: {_why_no_claims[-1]}", kind="planning")
-    wait_until_free(store, takeover=takeover)
+    ended_well = wait_until_free(store, takeover=takeover)
     run_id = os.urandom(16).hex()
     store.make_folder(EPOCHS_FOLDER)
     store.make_folder(STAGE_FOLDER)
@@ -132,7 +133,7 @@ def claim(store: Store, options: Options, *, takeover: bool) -> Claim:
     store.create(nonce_key(epoch), nonce.encode())
     keeper.write()
     keeper.start()
-    return Claim(run_id=run_id, epoch=epoch, nonce=nonce, keeper=keeper)
+    return Claim(run_id=run_id, epoch=epoch, nonce=nonce, keeper=keeper, ended_well=ended_well)
 
 
 def _manifest_epoch(store: Store) -> int:

@@ -182,7 +182,8 @@ def _opened(
     except StoreError as error:
         raise fenced(store, claimed.epoch, error) from error
     finally:
-        (claimed.keeper if owner is None else owner).close()
+        # Whoever follows a run that failed or died waits for a resume of it, and this is none.
+        (claimed.keeper if owner is None else owner).close(failed=not claimed.ended_well)
         with contextlib.suppress(StoreError):
             store.delete(nonce_key(claimed.epoch))
             store.delete_tree(stage_folder(claimed.epoch))

@@ -119,6 +119,25 @@ def test_leases_that_say_something_else(tmp_path: Path) -> None:
     assert Watch(url).look().state == "none"
 
 
+@pytest.mark.parametrize("end", ["killed", "failed", "damaged", "alive", "well"])
+def test_a_repair_is_no_good_end_of_a_run_that_had_none(tmp_path: Path, end: str) -> None:
+    """Nor is a truncation; a resume that ends well is one."""
+    url = tmp_path / "s"
+    with opened(url) as w:
+        w.write_record(0.0, {"v": 0.0})
+    lease = dataclasses.replace(Lease.of_this_process("run-1", 60.0), closed=end in ("failed", "well"))
+    if end != "alive":
+        lease = dataclasses.replace(lease, pid=2**31 - 1, failed=end == "failed")
+    (url / ".mpistream/lease").write_bytes(b"{" if end == "damaged" else lease.to_bytes())
+    ms.repair(url, takeover=end in ("alive", "damaged"), options=QUICK)
+    state = "closed" if end == "well" else "failed"
+    assert Watch(url).look().state == state
+    ms.truncate(url, -1.0, options=QUICK)
+    assert Watch(url).look().state == state
+    ms.write_resume(url, options=QUICK).close()
+    assert Watch(url).look().state == "closed"
+
+
 def test_there_must_be_a_stream(tmp_path: Path) -> None:
     (tmp_path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     with pytest.raises(ms.FormatError):
