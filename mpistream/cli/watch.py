@@ -33,7 +33,12 @@ def watch(
     total: Annotated[int | None, typer.Option(min=1, help="Records that are expected.", show_default=False)] = None,
     interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 1.0,
     timeout: Annotated[
-        float | None, typer.Option(min=0.0, help="End after so many seconds without a commit.", show_default=False)
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="End after so many seconds without a commit; while --wait waits for a resume they do not count.",
+            show_default=False,
+        ),
     ] = None,
     wait: Annotated[
         float,
@@ -59,7 +64,7 @@ def watch(
     interval
         Seconds between two looks.
     timeout
-        End after so many seconds without a commit.
+        End after so many seconds without a commit; while ``wait`` waits for a resume they do not count.
     wait
         Seconds to wait for a store that is not there yet, and each time for a resume of a run that died, failed or
         was closed with fewer records than are expected.
@@ -100,6 +105,7 @@ def _follow(
     """Show what is seen until the run has ended, and return the exit code."""
     shown: tuple[str, int, int] | None = None
     began = changed = time.monotonic()
+    was_over = False
     while True:
         sight = seen.look()
         news = sight.state, sight.commit_seq, sight.n_records
@@ -108,14 +114,21 @@ def _follow(
         if is_live or news != shown:
             show(sight)
             shown = news
-        if sight.state in ("closed", "failed", "dead"):
+        is_over = sight.state in ("closed", "failed", "dead")
+        if was_over and not is_over:
+            # A resume has come, whose first commit may be as late as that of any run.
+            began = time.monotonic()
+        was_over = is_over
+        if is_over:
             # A job in a queue may go on with it; only what is whole is over for good.
             left = changed + wait - time.monotonic()
             if not _code(sight) or left <= 0:
                 return _code(sight)
             time.sleep(min(interval, left))
             continue
-        waited = time.monotonic() - began if sight.seconds_since_commit is None else sight.seconds_since_commit
+        waited = time.monotonic() - began
+        if sight.seconds_since_commit is not None:
+            waited = min(waited, sight.seconds_since_commit)
         if timeout is not None and waited >= timeout:
             return _LATE
         time.sleep(interval)

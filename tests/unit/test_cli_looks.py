@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -219,6 +220,41 @@ def test_watch_waits_for_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         *("failed: 1 of 3 (33%)", "closed: 2 of 3 (67%)", "closed: 3 of 3 (100%)")
     ]
     assert (done.exit_code, now[0]) == (0, 18.0)
+
+
+@pytest.mark.parametrize(("closes", "code", "at"), [(True, 0, 15.0), (False, 4, 17.0)])
+def test_the_timeout_begins_anew_with_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, closes: bool, code: int, at: float
+) -> None:
+    """Between its lease and its first manifest, the last commit is the one of the run that died."""
+    url, now = tmp_path / "s", [0.0]
+    alive = Lease.of_this_process("run", 60.0)
+
+    def put(lease: Lease) -> None:
+        (url / ".mpistream/lease").write_bytes(lease.to_bytes())
+
+    def commit() -> None:
+        with ms.write_resume(url, takeover=True, options=QUICK) as w:
+            w.write_record(1.0, {"v": 1.0})
+        put(alive)
+
+    plan = {
+        1.0: commit,
+        2.0: lambda: put(dataclasses.replace(alive, pid=2**31 - 1)),
+        12.0: lambda: put(alive),
+        **({15.0: lambda: put(dataclasses.replace(alive, closed=True))} if closes else {}),
+    }
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        plan.pop(now[0], lambda: None)()
+
+    ms.write_open(url, append_schema({"y": 2}, {"v": ms.Variable(("time", "y"), "f4")}), options=QUICK).close()
+    put(alive)
+    monkeypatch.setattr(verbs.watch, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(verbs.watch, "Watch", functools.partial(Watch, clock=lambda: now[0]))
+    done = run("watch", url, "--timeout", "5", "--wait", "20")
+    assert (done.exit_code, now[0]) == (code, at), done.output
 
 
 def test_watch_waits_for_a_store_that_is_yet_to_come(tmp_path: Path) -> None:
