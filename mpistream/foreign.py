@@ -292,8 +292,12 @@ def _meant_instead(store: ReadableStore) -> str | None:
     if streams:
         return f"{store.url} is not a stream, it holds streams; give the folder of one: {_named(store, streams)}"
     above = store.above() if isinstance(store, Nested) and store.read(GROUP_KEY) is not None else None
-    if above is not None and above.read(MANIFEST_KEY) is not None:
-        return f"{store.url} is not a stream, it is an array of the stream {above.url}; give that one"
+    if above is None or (data := above.read(MANIFEST_KEY)) is None:
+        return None
+    # Others may put nodes of their own into a stream's folder.
+    with contextlib.suppress(FormatError):
+        if store.url.rpartition("/")[2] in stream_nodes("", Manifest.from_bytes(data)):
+            return f"{store.url} is not a stream, it is an array of the stream {above.url}; give that one"
     return None
 
 

@@ -128,3 +128,20 @@ def test_a_failure_behind_the_listing_is_one_line(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(f"mpistream.cli.{verb}.instead_of", fails)
     done = CliRunner().invoke(app, [verb, str(folder / "run.zarr")])
     assert (done.exit_code, done.stderr) == (1, f"error: {folder}/run.zarr: gone\n")
+
+
+def test_what_others_put_into_a_stream_is_theirs(tmp_path: Path) -> None:
+    """Only what the manifest names is an array of the stream."""
+    for name in ("a", "b"):
+        ms.write_open(tmp_path / name, SCHEMA, options=QUICK).close()
+        place = tmp_path / name / "analysis"
+        place.mkdir()
+        (place / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    a, b = (str(tmp_path / name / "analysis") for name in ("a", "b"))
+    assert CliRunner().invoke(app, ["diff", a, b]).exit_code == 0
+    assert CliRunner().invoke(app, ["ls", a]).stdout.splitlines()[0] == f"{a}: no stream"
+    done = CliRunner().invoke(app, ["verify", a])
+    assert "it is a Zarr store that others wrote" in done.stderr
+    # A damaged manifest names nothing.
+    (tmp_path / "a/.mpistream/manifest.json").write_text("{")
+    assert CliRunner().invoke(app, ["ls", a]).exit_code == 0
