@@ -137,7 +137,7 @@ def check_units(units: str, calendar: str) -> None:
         raise SchemaError(
             f"time units {units!r}: no reader makes dates of {found['unit']!r} in the calendar {calendar!r}, only of "
             "months in '360_day' and of common_years in 'noleap'; give days, or leave 'since' and the date out for "
-            "numbers that are no dates",
+            "numbers that are no dates; to resume a store that has these units, leave schema out",
             kind="time",
         )
     year, month, day = (int(found[part]) for part in ("year", "month", "day"))

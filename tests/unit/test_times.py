@@ -316,7 +316,7 @@ BAD_UNITS = [
     ("s", "none", "calendar 'none': give one of standard, "),
     ("months since 2000-01-01", "proleptic_gregorian", "no reader makes dates of 'months' in the calendar"),
     ("months since 2000-01-01", "noleap", "only of months in '360_day' and of common_years in 'noleap'; give days"),
-    ("common_year since 2000-01-01", "360_day", "or leave 'since' and the date out"),
+    ("common_year since 2000-01-01", "360_day", "to resume a store that has these units, leave schema out"),
     ("years since 2000-01-01", "noleap", "no reader makes dates of 'years' in the calendar 'noleap'"),
     ("year since 2000-01-01", "360_day", "no reader makes dates of 'year'"),
 ]
