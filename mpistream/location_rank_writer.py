@@ -77,6 +77,8 @@ class LocationRankWriter(RankWriter):
         # Variable -> dtypes of which an array may be copied into its row as it is.
         self._known_dtypes = {name: {a.dtype} for name, a in self._streaming.items()}
         self._casts = False
+        # Looked for in vain a chunk costs more than the series.
+        self._has_formats = all(rows.has_format for rows in self._series_rows.values())
 
     def _shard_rows(self, array: ArraySpec, stager: Stager) -> LocationRows:
         assert self._share.records is not None
@@ -202,7 +204,10 @@ class LocationRankWriter(RankWriter):
         ------
         StoreError, FencedError, FormatError
             As it was raised there.
+        ProtocolError
+            After a failure that left the writer's state unknown.
         """
+        self._check_whole()
         if (failure := self._stager.failure) is not None:
             raise failure
 
@@ -221,7 +226,8 @@ class LocationRankWriter(RankWriter):
         start = (location - chunk.first) * self._n_times
         part = slice(start, start + self._n_times)
         try:
-            if len(series) != len(chunk.targets):
+            # Other mappings may make values as they are asked.
+            if type(series) is not dict or len(series) != len(chunk.targets):
                 return False
             for name, target, strides in chunk.targets:
                 values = series[name]
@@ -242,11 +248,33 @@ class LocationRankWriter(RankWriter):
 
     def take_series(self, record: int, series: Series) -> None:
         """Put a location that was checked."""
-        # All that can fail comes first. Rows are open for all variables or for none, unless that has failed once.
         row = record // self._length
         chunk = self._chunks.get(row)
-        if chunk is None:
-            self._open(record)
+        try:
+            # Rows are open for all variables or for none, unless that has failed once: then nothing is taken.
+            if chunk is None:
+                self._open(record)
+            full = self._put(record, series)
+            self._pending[record] = math.nan
+            if chunk is not None:
+                chunk.free.discard(record)
+            elif self._has_formats:
+                self._know(row)
+            for item in full:
+                # What can't be made now, without a thread, is kept as what a thread can't make: for the next call.
+                with contextlib.suppress(MPIStreamError):
+                    self._submit([item])
+        except MPIStreamError:
+            raise  # a row that can't be read back
+        except BaseException as error:
+            # Some variables may have it and others not, and some objects may be nowhere: the next arrive tells all
+            # ranks, rollback mends it.
+            self._broken = error
+            raise
+        self.stats.n_records += 1
+
+    def _put(self, record: int, series: Series) -> list[StagedObject]:
+        """Put a location into its rows, which are open; return the objects of those that it fills."""
         full: list[StagedObject] = []
         nbytes = 0
         # Narrowing a float can overflow to infinity: that is what the dtype asked for. To say so takes as long as two
@@ -257,22 +285,8 @@ class LocationRankWriter(RankWriter):
                 nbytes += len(values) * rows.array.dtype.itemsize
                 if items := rows.put(record, (values,)):
                     full += items
-        self._pending[record] = math.nan
-        if chunk is None:
-            self._know(row)
-        else:
-            chunk.free.discard(record)
-        try:
-            for item in full:
-                # What can't be made now, without a thread, is kept as what a thread can't make: for the next call.
-                with contextlib.suppress(MPIStreamError):
-                    self._submit([item])
-        except BaseException as error:
-            # Some objects may be nowhere: the next arrive tells all ranks, rollback mends it.
-            self._broken = error
-            raise
-        self.stats.n_records += 1
         self.stats.nbytes_in += nbytes
+        return full
 
     def _know(self, row: int) -> None:
         """Note where series go, if the row is open for all variables."""

@@ -194,13 +194,18 @@ class LocationRows:
         """Rows in memory."""
         return len(self._open)
 
+    @property
+    def has_format(self) -> bool:
+        """Whether Python has a format for values of the dtype."""
+        return self._memory_dtype is not None
+
     def target(self, row: int, new: set[int]) -> memoryview | None:
         """Return the memory of an open row, flat; its new series are those of a set that it shares from now on.
 
-        None, where it is not open, or Python has no format for values of the dtype.
+        None, where it is not open, has other series, after a call that was interrupted, or has no `has_format`.
         """
         found = self._open.get(row)
-        if found is None or self._memory_dtype is None:
+        if found is None or self._memory_dtype is None or found.new != new:
             return None
         found.new = new
         assert found.buffer is not None

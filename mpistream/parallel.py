@@ -114,9 +114,6 @@ class StreamWriter:
         self.resumed = resumed
         """What `write_resume` found and did; None after `write_open`."""
         _open_writers[self._number] = self
-        # What was registered last is called first: before the threads are told to end, as weakref.finalize does.
-        atexit.unregister(_at_exit)
-        atexit.register(_at_exit)
         self._log_open()
 
     # What it is
@@ -927,3 +924,9 @@ def _at_exit() -> None:
                 _say(f"{writer._store.url}: plain Zarr readers don't see the last commit: a resume or repair shows it")
         if writer._owner is not None and writer._owner.keeper is not None:
             writer._owner.keeper.close(failed=not writer._commits_tokens and writer._has_uncommitted())
+
+
+# Handlers are called in reverse order: this one behind what a program registers once it has opened a stream, and before
+# weakref.finalize tells the threads of pools to end, which registers its own with the first finalizer there is.
+weakref.finalize(_at_exit, bool).atexit = False
+atexit.register(_at_exit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import json
 import os
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 import mpistream as ms
 from mpistream.compare import compare
 from mpistream.info import describe
+from mpistream.location_rank_writer import LocationRankWriter
 from mpistream.location_rows import _memory_dtype
 from tests.support.faults import FaultyStore
 from tests.support.location_series import DTYPES, IDS, N_TIMES, TIMES, expected, read_zarr, series
@@ -397,6 +399,71 @@ def test_a_failure_is_raised_amid_the_next_chunk(tmp_path: Path) -> None:
     write(w, w.missing())
     w.close()
     assert_holds(tmp_path / "series.zarr", range(23))
+
+
+class _Interrupts(dict[int, Any]):
+    """Rows, the first of which Ctrl-C keeps out."""
+
+    is_done = False
+
+    def __setitem__(self, row: int, value: Any) -> None:
+        if not self.is_done:
+            self.is_done = True
+            raise KeyboardInterrupt
+        super().__setitem__(row, value)
+
+
+def test_an_interrupted_call_is_rolled_back_and_nothing_made_up_is_committed(tmp_path: Path) -> None:
+    """Ctrl-C amid a call may have lost a row of one variable: no later call counts what that row no longer holds."""
+    w = opened(tmp_path / "s", options={"threads": 0})
+    write(w, range(4))
+    rows: Any = w._writer._series_rows["flow"]
+    rows._staged = _Interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        write(w, [4])
+    for call in (lambda: write(w, [4]), lambda: write(w, [5]), w.commit):
+        with pytest.raises(ms.MPIStreamError, match="was taken in part") as caught:
+            call()
+        assert caught.value.kind == "broken"
+    w.rollback()
+    write(w, range(5))
+    w.commit()
+    w.close(partial=True)
+    assert_holds(tmp_path / "s", range(5))
+
+
+def test_a_row_that_lost_its_series_is_not_known(tmp_path: Path) -> None:
+    """What is known of a chunk counts for all variables: one whose row holds other series is left to the long way."""
+    w = opened(tmp_path / "s", options={"threads": 0})
+    write(w, [0, 1])
+    rows = w._writer._series_rows["flow"]
+    assert rows.target(0, {0, 1}) is not None
+    assert rows.target(0, {0, 1, 2}) is None
+    w.rollback()
+    w.close(partial=True)
+
+
+def test_a_mapping_that_makes_values_as_they_are_asked(tmp_path: Path) -> None:
+    """Also in a chunk that is open, a name that is none of the variables is refused, and nothing is added to it."""
+    w = opened(tmp_path / "s")
+    write(w, [0])
+    given = collections.defaultdict(lambda: np.zeros(N_TIMES, "f4"), series(1))
+    given["folw"] = given.pop("flow")
+    with pytest.raises(ms.SchemaError, match="'folw'"):
+        w.write_location(1, given)
+    assert "flow" not in given
+    w.close(partial=True)
+
+
+def test_a_chunk_is_not_looked_for_where_a_dtype_has_no_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In vain, it would be looked for at each call, location by location."""
+    looked: list[int] = []
+    monkeypatch.setattr(LocationRankWriter, "_know", lambda self, row: looked.append(row))
+    for name, dtype in (("c8", "complex64"), ("f4", "float32")):
+        w = ms.write_open_locations(tmp_path / name, IDS, TIMES, {"u": dtype}, chunk_locations=5)
+        w.write_location(0, {"u": np.zeros(N_TIMES, dtype)})
+        w.close(partial=True)
+        assert looked == ([] if name == "c8" else [0])
 
 
 def test_a_writer_that_ended_takes_nothing(tmp_path: Path) -> None:

@@ -307,6 +307,27 @@ def test_program_that_ends_without_closing_publishes_what_it_has_committed(tmp_p
     assert ("plain Zarr readers don't see the last commit" in done.stderr) is fails
 
 
+_CLEANS_UP = """
+import atexit, sys
+from pathlib import Path
+from tests.unit.test_publishing_behind import opened, put
+writer = None
+atexit.register(lambda: writer.close())
+writer, _ = opened(Path(sys.argv[1]))
+put(writer, 0)
+"""
+
+
+def test_clean_up_of_the_program_at_exit_comes_first(tmp_path: Path) -> None:
+    """A handler that was registered before the stream was opened may still close it, and nothing is lost."""
+    command = [sys.executable, "-c", _CLEANS_UP, str(tmp_path / "s")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "not committed" in done.stderr) == (0, False), done.stderr
+    assert length(tmp_path / "s") == 1
+    lease = json.loads((tmp_path / "s/.mpistream/lease").read_text())
+    assert (lease["closed"], lease["failed"]) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("options", "wait"),
     [
