@@ -29,7 +29,7 @@ class _Working:
     def notify_all(self) -> None:
         """Nobody waits."""
 
-    def wait(self) -> None:
+    def wait(self, timeout: float | None = None) -> None:
         assert self._pool.todo, "this waits for ever"
         self._pool.work(1)
 
