@@ -230,12 +230,12 @@ class LocationRankWriter(RankWriter):
             if type(series) is not dict or len(series) != len(chunk.targets):
                 return False
             for name, target, strides in chunk.targets:
-                values = series[name]
+                values: Any = series[name]
                 # `memoryview` compares dtypes and lengths, but is slow where values don't lie side by side. What was
                 # copied of a location that is refused lies where nothing was, and nothing is.
                 if type(values) is not ndarray or values.strides != strides:
                     return False
-                target[part] = values  # type: ignore[call-overload]  # an array is a buffer
+                target[part] = values
         except (KeyError, TypeError, ValueError):
             return False
         chunk.new.add(location)
