@@ -230,12 +230,13 @@ class LocationRankWriter(RankWriter):
             if type(series) is not dict or len(series) != len(chunk.targets):
                 return False
             for name, target, strides in chunk.targets:
-                values: Any = series[name]
+                values = series[name]
                 # `memoryview` compares dtypes and lengths, but is slow where values don't lie side by side. What was
                 # copied of a location that is refused lies where nothing was, and nothing is.
                 if type(values) is not ndarray or values.strides != strides:
                     return False
-                target[part] = values
+                copied: Any = values  # a buffer, whether or not the types of the Python that runs say so
+                target[part] = copied
         except (KeyError, TypeError, ValueError):
             return False
         chunk.new.add(location)

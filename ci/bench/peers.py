@@ -38,6 +38,7 @@ from rearrange import DEBIAN_MPIEXEC, DEBIAN_PYTHON
 
 _TURN_SECONDS = 120
 _GRACE_SECONDS = 10
+_PARTS = ("held_up", "closing", "slower")  # of what output costs a model
 _SLOW_SECONDS = 8  # a row whose turn takes longer gets one turn only
 _RUN = str(Path(__file__).parent / "adapters/run.py")
 _JOB = {"layout": "", "codec": "lz4 shuffle", "data": "smooth", "n_variables": 1, "n_warm": 2, "n_records": 8}
@@ -175,7 +176,7 @@ def summarise(case: Case, entry: dict[str, Any]) -> None:
     turns = entry["turns"]
     if not turns:
         return
-    for key in ("seconds", "longest", "without", "whole", "chunk", "nbytes", "n_files"):
+    for key in ("seconds", "longest", "without", *_PARTS, "whole", "chunk", "nbytes", "n_files"):
         if key in turns[0]:
             entry[key] = statistics.median(t[key] for t in turns)
     entry["peak"] = statistics.median(max(t["peaks"]) for t in turns)
@@ -198,7 +199,8 @@ def columns_of(case: Case, entry: dict[str, Any], limit: float | None) -> str:
     if case.task == "blocked":
         return f"{ms} {1e3 * entry['longest']:9.2f} {ratio} {peak}"
     if case.task == "model":
-        return f"{ms} {1e3 * entry['without']:9.2f} {entry['cost']:8.3f} {peak}"
+        parts = " ".join(f"{1e3 * entry[part]:8.2f}" for part in _PARTS)
+        return f"{ms} {1e3 * entry['without']:9.2f} {entry['cost']:8.3f} {parts} {peak}"
     return f"{ms} {entry['mb_per_s']:8.0f} {1e3 * entry['chunk']:9.3f} {ratio} {peak}"
 
 
@@ -206,7 +208,7 @@ _TIMES = f"{'ms':>9} {'fastest':>9} {'slowest':>9}"
 HEADINGS = {
     "write": f"{_TIMES} {'MB/s':>8} {'shards/s':>9} {'limit':>6} {'MiB':>7} {'files':>7}",
     "blocked": f"{_TIMES} {'longest':>9} {'copy':>6} {'MiB':>7}",
-    "model": f"{_TIMES} {'without':>9} {'with/w.o':>8} {'MiB':>7}",
+    "model": f"{_TIMES} {'without':>9} {'with/w.o':>8} {'held up':>8} {'closing':>8} {'slower':>8} {'MiB':>7}",
     "read": f"{_TIMES} {'MB/s':>8} {'chunk ms':>9} {'limit':>6} {'MiB':>7}",
 }
 
@@ -285,7 +287,8 @@ def settings_of(arguments: argparse.Namespace, missing: dict[str, str]) -> dict[
         print(f"- {note}")
     print(
         "Columns: ms a record (the median turn, the fastest, the slowest); limit or copy: times the speed of it; MiB: "
-        "the most that a rank held beyond its own block; files: those that are left"
+        "the most that a rank held beyond its own block; files: those that are left; of what output costs a model, in "
+        "ms a record: held up in the calls, closing, slower steps"
     )
     return about
 

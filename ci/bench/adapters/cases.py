@@ -62,6 +62,7 @@ ROWS = (
     Row("limit", "copy of the block", "limit", {"copy": True}, ("preallocated",), "d"),
     Row("mpistream", "threads=0", "stream", {"threads": 0}, works="abcdef"),
     Row("mpistream", "background", "stream", works="abcde"),
+    Row("mpistream", "threads=0, no commit", "stream", {"threads": 0, "commits": False}, ("growing",), "ab"),
     Row("mpistream", "background, no commit", "stream", {"commits": False}, ("growing",), "d"),
     Row("mpistream", "background, fsync", "stream", {"durability": "fsync"}, ("growing",), "abc"),
     Row("zarr-python", "", "zarr_python"),
@@ -84,7 +85,7 @@ _NOTES = """
 - a turn is a process group of its own, after a sync of the disk, in rounds of alternating direction; time runs from the
   third record until all is closed; one record is read back and compared in every turn
 - limit: codec calls, CRC32C, one file a rank and record, nothing else, with an allocator that keeps freed memory
-- mpistream: a commit a record, but for the row that says no commit: what is written is committed when it is closed, as
+- mpistream: a commit a record, but for the rows that say no commit: what is written is committed when it is closed, as
   nothing of the others is; durability none but for the rows that say fsync
 - zarr-python: whole shards; write_empty_chunks=True for data without empty chunks (user guide, Optimizing
   performance); growing: rank 0 resizes, the others open again
