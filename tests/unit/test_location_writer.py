@@ -341,14 +341,14 @@ def test_times_and_complex_numbers(tmp_path: Path) -> None:
     """Which have no format in Python; a time that the dtype can't hold is refused after one that it can."""
     url = tmp_path / "series.zarr"
     dtypes = {"day": "datetime64[ns]", "wave": "complex64", "flow": "float32"}
-    days = np.array("2000-01-01", "datetime64[D]") + np.arange(N_TIMES)
+    days = np.array("2000-01-01", "datetime64[D]") + np.arange(N_TIMES).astype("timedelta64[D]")
     values = {"day": days, "wave": np.arange(7) * 1j, "flow": np.arange(7, dtype="f4")}
     with ms.write_open_locations(url, IDS, TIMES, dtypes, chunk_locations=5, options=ms.Options(**OPTIONS)) as w:
         for i in range(23):
             w.write_location(i, {**values, "wave": (values["wave"] * i).astype("c8")})
             if i < 22:
                 with pytest.raises(ms.SchemaError, match="beyond the range of datetime64"):
-                    w.write_location(i + 1, {**values, "day": days + 500 * 365})
+                    w.write_location(i + 1, {**values, "day": days + np.timedelta64(500 * 365, "D")})
     found: Any = open_xarray(url)
     np.testing.assert_array_equal(found["day"].values, np.tile(days.astype("M8[ns]"), (23, 1)))
     np.testing.assert_array_equal(found["wave"].values, np.arange(23)[:, None] * np.arange(7) * 1j)
