@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -274,19 +274,23 @@ def _run_of(reader: ms.StoreReader, i: int) -> int:
 
 def shown_lengths(files: Mapping[str, bytes]) -> set[int]:
     """Return how many records the Zarr documents show; a damaged document is a violation."""
-    found = set()
+    found: set[int] = set()
     for path, data in files.items():
-        if not path.endswith("zarr.json") or "/.mpistream/" in path:
-            continue
-        try:
-            document = json.loads(data)
-        except ValueError:
-            raise ViolationError(f"{path} is damaged: {data[:40]!r}") from None
-        inside = document.get("consolidated_metadata", {}).get("metadata", {})
-        if document["node_type"] == "array":
-            inside = {path.split("/")[1]: document}
-        found |= {d["shape"][0] for name, d in inside.items() if name in ("u", "n", "time")}
+        if path.endswith("zarr.json") and "/.mpistream/" not in path:
+            found |= _lengths_in(path, data)
     return found
+
+
+@lru_cache(1 << 12)
+def _lengths_in(path: str, data: bytes) -> frozenset[int]:
+    try:
+        document = json.loads(data)
+    except ValueError:
+        raise ViolationError(f"{path} is damaged: {data[:40]!r}") from None
+    inside = document.get("consolidated_metadata", {}).get("metadata", {})
+    if document["node_type"] == "array":
+        inside = {path.split("/")[1]: document}
+    return frozenset(d["shape"][0] for name, d in inside.items() if name in ("u", "n", "time"))
 
 
 def _expected(n_records: int, has_static: bool, n_shards: int) -> set[str]:
