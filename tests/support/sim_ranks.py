@@ -19,12 +19,11 @@ from unittest import mock
 
 from numpy.typing import NDArray
 
-from mpistream import agreement, creating, lease, local_store, owner, parallel, publishing, resuming, session
+from mpistream import agreement, lease, local_store, owner, parallel, publishing, session
 from mpistream.comm import SwapTimeoutError
-from mpistream.manifest import Manifest
 from mpistream.pipeline import pool_of
-from mpistream.zarr3.metadata import make_documents
 from tests.support.sim_disk import Clock, Looks, SimDisk, SimOS
+from tests.support.sim_memo import memoised
 
 __all__ = ["Process", "Sim", "SimTransport", "Stopped", "System", "here", "simulated"]
 
@@ -318,30 +317,14 @@ def _in_order(calls: Sequence[Any], _: int) -> None:
 
 @contextmanager
 def simulated() -> Iterator[System]:
-    """Put simulated calls of the system, time and messages in the place of the real ones; give the system.
-
-    What is pure and slow is computed once for each input.
-    """
+    """Put simulated calls of the system, time and messages in the place of the real ones; give the system."""
     system = System()
-    documents: dict[bytes, Any] = {}
-    manifests: dict[bytes, Manifest] = {}
-    from_bytes = Manifest.from_bytes
-
-    def documents_of(schema: Any) -> Any:
-        key = repr(schema.to_json()).encode()
-        if key not in documents:
-            documents[key] = make_documents(schema)
-        return documents[key]
-
-    def manifest_of(data: bytes) -> Manifest:
-        if data not in manifests:
-            manifests[data] = from_bytes(data)
-        return manifests[data]
 
     def connect(comm: Any, timeout: float) -> Any:
         return comm
 
     with (
+        memoised(),
         mock.patch.object(local_store, "os", system),
         mock.patch.object(local_store, "shutil", system),
         mock.patch.object(local_store, "run_together", _one_by_one),
@@ -352,9 +335,6 @@ def simulated() -> Iterator[System]:
         mock.patch.object(session, "pool_of", _pool_of),
         mock.patch.object(parallel.StreamWriter, "_log_open", _nothing),
         mock.patch.object(parallel, "_say", _nothing),
-        mock.patch.object(resuming, "make_documents", documents_of),
-        mock.patch.object(creating, "make_documents", documents_of),
-        mock.patch.object(Manifest, "from_bytes", staticmethod(manifest_of)),
         mock.patch.object(lease.LeaseKeeper, "start", _nothing),
         mock.patch.object(os, "urandom", system.urandom),
     ):
