@@ -202,6 +202,7 @@ class SimTransport:
         self._mail: defaultdict[int, deque[tuple[int, bytes, Clock]]] = defaultdict(deque)
         self._gathered: deque[tuple[bytes, Clock]] = deque()
         self._arrays: defaultdict[tuple[int, int], deque[tuple[NDArray[Any], Clock]]] = defaultdict(deque)
+        self._process: Process | None = None
         world.append(self)
 
     @property
@@ -212,7 +213,9 @@ class SimTransport:
         return dict(self._sim.disk.clock(self.who))
 
     def _woken(self) -> None:
-        next(p for p in self._sim.processes if p.who == self.who).n_mail += 1
+        if self._process is None:
+            self._process = next(p for p in self._sim.processes if p.who == self.who)
+        self._process.n_mail += 1
 
     def send(self, dest: int, tag: int, data: bytes) -> None:
         assert not self.is_free
