@@ -505,6 +505,7 @@ class LookStore:
 
 
 _END = ""  # no path
+_MAX_FOUND = 1 << 13
 
 
 class Looks:
@@ -515,6 +516,7 @@ class Looks:
 
     def __init__(self) -> None:
         self._first: dict[Any, Any] = {}
+        self._n_found = 0
 
     def find(self, disk: SimDisk, read: Callable[[ReadableStore], Any]) -> Any:
         """Return what ``read`` finds on a disk; what it raises is not kept."""
@@ -529,6 +531,9 @@ class Looks:
             node = node[answer]
         store = LookStore(disk)
         found = read(store)
+        self._n_found += 1
+        if self._n_found > _MAX_FOUND:
+            self._first, self._n_found = {}, 1
         node = self._first
         for path, answer in store.seen:
             assert node.setdefault(_END, path) == path, "what is asked depends on more than the answers"

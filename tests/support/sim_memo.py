@@ -13,12 +13,14 @@ from typing import Any
 from unittest import mock
 
 from mpistream import creating, lease, opening, resuming
+from mpistream.decomposition import settle
 from mpistream.manifest import Manifest
 from mpistream.schema import StreamSchema
+from mpistream.zarr3.metadata import make_documents
 
 __all__ = ["memoised"]
 
-_MAX = 1 << 13
+_MAX = 1 << 12
 
 
 class _Memo:
@@ -54,13 +56,13 @@ def _key_of_settle(schema: StreamSchema, regions: Any, nodes: Any, **more: Any) 
 @contextmanager
 def memoised() -> Iterator[None]:
     """Keep results of what is named here, while the body runs."""
-    documents = _Memo(resuming.make_documents, id)
+    documents = _Memo(make_documents, id)
     with_layout = _Memo(StreamSchema.with_layout, lambda schema, layout: (id(schema), repr(layout)))
     fingerprint = _Memo(StreamSchema.fingerprint, id)
     patches = [
         (resuming, "make_documents", documents),
         (creating, "make_documents", documents),
-        (opening, "settle", _Memo(opening.settle, _key_of_settle)),
+        (opening, "settle", _Memo(settle, _key_of_settle)),
         (lease, "_system", _Memo(lease._system, lambda: None)),
         # Of a process that is alive, which all are that are asked for here: they are this one.
         (lease, "_state_and_start", _Memo(lease._state_and_start, lambda pid: pid)),
