@@ -460,11 +460,11 @@ class _Opened:
     """A file that somebody looks into."""
 
     def __init__(self, data: bytes) -> None:
-        self._data = data
+        self.data = data
         self.nbytes = len(data)
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        return self._data[offset : offset + nbytes]
+        return self.data[offset : offset + nbytes]
 
     def read_into(self, offset: int, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
