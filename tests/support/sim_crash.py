@@ -8,7 +8,8 @@ What *survives* a cut: a change of a name is durable once its folder was synced 
 its file was. Of what is not durable any part may be there. Of that are taken: nothing; all, as when processes die;
 each change alone, with the folders above it; all but each; each beginning of the list, as a journal has it; all of one
 process only; and every subset where there are no more than `ALL_SUBSETS` changes. Data that is not durable is whole,
-empty or half there. A rename is never half lost: a file may be there under both names, never under none.
+empty or half there. A rename is never half lost: a file may be there under both names, as long as
+the folder of the old one was not synced, never under none.
 
 Left out, since nothing rests on it: what lies in stage folders (removed unread), and the lease.
 """
@@ -162,6 +163,15 @@ class _Log:
                 is_durable = not e.is_visible or self._is_synced(k, e.target if e.kind == "rename" else e.folder, cut)
                 is_durable = is_durable or (e.kind == "rename" and self._is_synced(k, e.folder, cut))
                 (fixed if is_durable else loose).append(k)
+        # Under its old name, too, unless the folder of that was synced.
+        double = frozenset(
+            k
+            for k in inside
+            if (e := self.log[k]).kind == "rename"
+            and e.is_visible
+            and not e.is_folder
+            and not self._is_synced(k, e.folder, cut)
+        )
         outside = self._outside(inside)
         is_loose_data = any(a != b for n, (a, b) in writes.items() if n in outside)
         for chosen, is_double, text in self._choices(loose):
@@ -171,7 +181,7 @@ class _Log:
                 key = (*known, tuple(applied), is_double, data, loose_data)
                 if key not in seen:
                     seen.add(key)
-                    build = partial(self._build, applied, writes, data, is_double)
+                    build = partial(self._build, applied, writes, data, double if is_double else frozenset())
                     text_of = f"{text}, data {data}"
                     yield Crash(build=build, told=told, n_manifests=n_manifests, cut=cut, text=text_of)
 
@@ -213,7 +223,7 @@ class _Log:
         return " ".join(f"{self.log[k].kind} {self.log[k].name} {self.log[k].target_name}".strip() for k in chosen)
 
     def _build(
-        self, applied: Sequence[int], writes: Mapping[int, tuple[bytes, bytes]], data: str, is_double: bool
+        self, applied: Sequence[int], writes: Mapping[int, tuple[bytes, bytes]], data: str, double: frozenset[int]
     ) -> tuple[dict[str, bytes], list[str]]:
         names = {number: dict(of) for number, of in self.base.items()}
         folders = set(self.base)
@@ -223,9 +233,7 @@ class _Log:
                 folders.add(e.node)
             if e.kind == "link":
                 names.setdefault(e.folder, {})[e.name] = e.node
-            elif names.get(e.folder, {}).get(e.name) == e.node and not (
-                is_double and e.kind == "rename" and e.is_visible and not e.is_folder
-            ):
+            elif names.get(e.folder, {}).get(e.name) == e.node and k not in double:
                 del names[e.folder][e.name]
             if e.kind == "rename":
                 names.setdefault(e.target, {})[e.target_name] = e.node
