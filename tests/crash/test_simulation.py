@@ -173,7 +173,7 @@ def test_every_crash_of_records_that_are_written_again_is_recovered(system: Syst
     """A record is rewritten when no reader is told of it any more, and its neighbours stay what they were (I5)."""
     counts = sim_scenarios.fixed(system)
     print(dict(counts))
-    assert counts["states"] > 90
+    assert counts["states"] > 80
 
 
 def test_a_wrong_block_is_refused_before_pieces_move(system: System) -> None:
