@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import logging
+import multiprocessing
 import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 
 from tests.support.sim_check import Explorer
@@ -53,14 +58,57 @@ def fence(system: System, every: int = 1) -> None:
         say(f"rank {who} of {n_old} frozen, {n_new} take over: {dict(duel.counts)}")
 
 
-def walks(system: System, n: int = 10_000) -> None:
-    first = int(os.environ.get("MPISTREAM_TEST_SEED", random.SystemRandom().randrange(2**32)))
-    say(f"MPISTREAM_TEST_SEED={first}")
+_SEEDS = 50  # so many are given to a process at a time
+_for_ever = contextlib.ExitStack()
+
+
+@functools.cache
+def _system() -> System:
+    """Return the simulated system of this process, for all its life."""
+    logging.getLogger("mpistream").setLevel(logging.CRITICAL)
+    return _for_ever.enter_context(simulated())
+
+
+def _walked(step: Callable[[System, int], int], seeds: Sequence[int]) -> tuple[int, str]:
+    """Walk from some seeds, in a process of the pool; return the number of jobs, and what is wrong, empty: nothing."""
     n_jobs = 0
-    for i in range(n):
-        n_jobs += walk(system, first + i)
-        if i % 1000 == 999:
-            say(f"{i + 1} walks of {n_jobs} jobs")
+    for seed in seeds:
+        try:
+            n_jobs += step(_system(), seed)
+        except Exception:  # noqa: BLE001 - the seed has to be named whatever it is
+            return n_jobs, f"MPISTREAM_TEST_SEED={seed} fails:\n{traceback.format_exc()}"
+    return n_jobs, ""
+
+
+def _walk_all(step: Callable[[System, int], int], n: int) -> None:
+    """Walk from ``n`` seeds in a row, on all cores; the first that fails ends it."""
+    first = int(os.environ.get("MPISTREAM_TEST_SEED", random.SystemRandom().randrange(2**32)))
+    n_processes = len(os.sched_getaffinity(0))
+    print(f"soak: MPISTREAM_TEST_SEED={first}, {n} walks in {n_processes} processes", flush=True)
+    began = said = time.monotonic()
+    n_walks = n_jobs = 0
+    # Not forked: a process that is has what the one before it had cached, and none of its threads.
+    with ProcessPoolExecutor(n_processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        parts = [range(i, min(i + _SEEDS, first + n)) for i in range(first, first + n, _SEEDS)]
+        todo = {pool.submit(_walked, step, part): part for part in parts}
+        for done in as_completed(todo):
+            more, wrong = done.result()
+            if wrong:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise SystemExit(f"soak: {wrong}")
+            n_walks, n_jobs = n_walks + len(todo[done]), n_jobs + more
+            now = time.monotonic()
+            if now > said + 10 or n_walks == n:
+                said, rate = now, n_walks / (now - began)
+                print(f"soak: {now - began:8.0f} s  {n_walks} walks of {n_jobs} jobs, {rate:.1f} a second", flush=True)
+
+
+def walks(n: int = 10_000) -> None:
+    _walk_all(walk, n)
+
+
+def paces(n: int = 2000) -> None:
+    _walk_all(walk_apart, n)
 
 
 # Of each rank, by turns: how many jobs its background does before each of four commits.
@@ -114,16 +162,6 @@ def apart(system: System, n_ranks: int = 3) -> None:
             say(f"{duel.__name__}, rank {who} of 2 frozen: {dict(duel(system, who, 3))}")
 
 
-def paces(system: System, n: int = 2000) -> None:
-    first = int(os.environ.get("MPISTREAM_TEST_SEED", random.SystemRandom().randrange(2**32)))
-    say(f"MPISTREAM_TEST_SEED={first}")
-    n_jobs = 0
-    for i in range(n):
-        n_jobs += walk_apart(system, first + i)
-        if i % 500 == 499:
-            say(f"{i + 1} walks of {n_jobs} jobs")
-
-
 def every_way(_: int) -> Iterator[tuple[int, bool]]:
     yield from itertools.product(NUMBERS, (False, True))
 
@@ -155,7 +193,10 @@ def mutants(_: System) -> None:
 def main() -> None:
     logging.getLogger("mpistream").setLevel(logging.CRITICAL)
     what, *how_much = sys.argv[1:]
-    forms = (crash, fence, walks, apart, paces, calls, mutants)
+    if what in ("walks", "paces"):  # each of their processes has a system of its own
+        {"walks": walks, "paces": paces}[what](*map(int, how_much))
+        return
+    forms = (crash, fence, apart, calls, mutants)
     with simulated() as system:
         {form.__name__: form for form in forms}[what](system, *map(int, how_much))
 

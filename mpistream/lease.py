@@ -107,12 +107,11 @@ class Lease:
             document = json.loads(data) if len(data) <= _MAX_NBYTES else None
         if not isinstance(document, dict):
             raise FormatError(f"{LEASE_KEY} is damaged: {len(data)} bytes that are no JSON object")
-        hints = typing.get_type_hints(cls)
-        values: dict[str, Any] = {name: document.get(name) for name in hints}
+        values: dict[str, Any] = {name: document.get(name) for name in _TYPES}
         values["failed"] = document.get("failed", False)
         # JSON's true is no number, though Python says so.
         flags = ("closed", "failed")
-        wrong = [n for n, v in values.items() if not isinstance(v, hints[n]) or isinstance(v, bool) != (n in flags)]
+        wrong = [n for n, v in values.items() if not isinstance(v, _TYPES[n]) or isinstance(v, bool) != (n in flags)]
         # kill(2) gives pids below 1 a meaning of their own, and a pid is a C int. NaN fails this, too.
         if not wrong and not (0 < values["pid"] < 2**31 and 0 < values["ttl"] < _MAX_TTL):
             wrong = ["pid", "ttl"]
@@ -123,6 +122,9 @@ class Lease:
     def __str__(self) -> str:
         job = f", SLURM job {self.slurm_job_id} (restart {self.slurm_restart_count})"
         return f"run {self.run_id} on host {self.host}, pid {self.pid}{job if self.slurm_job_id else ''}"
+
+
+_TYPES = typing.get_type_hints(Lease)
 
 
 def read_lease(store: Store) -> Lease | None:

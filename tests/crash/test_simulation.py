@@ -142,6 +142,18 @@ def test_blobs_that_a_resume_has_removed_do_not_come_back(system: System) -> Non
     assert [p for p in crash.files if "/blobs/" in p] == ["store/.mpistream/blobs/1-1-1"]
 
 
+def test_an_old_name_whose_folder_was_synced_does_not_come_back() -> None:
+    """A renamed file may be there under both names, but for an old one whose folder was synced since."""
+    tree: tuple[dict[str, bytes], list[str]] = ({"store/a/x": b"x", "store/a/y": b"y"}, ["store/a", "store/b"])
+    disk = SimDisk(*tree)
+    disk.rename("/0/store/a/x", "/0/store/b/x")
+    disk.fsync(disk.open("/0/store/a", os.O_RDONLY | os.O_DIRECTORY))
+    disk.rename("/0/store/a/y", "/0/store/b/y")
+    found = [set(crash.files) for crash in crashes_after(SimDisk(*tree), disk.log, len(disk.log))]
+    assert {"store/b/x", "store/a/y", "store/b/y"} in found
+    assert not any("store/a/x" in names for names in found)
+
+
 def test_every_crash_of_commits_that_do_not_wait_is_recovered(system: System) -> None:
     """Each commit takes what every rank has staged, durably: after a loss of power just that is there (I2)."""
     counts = sim_scenarios.pipelined(system)
@@ -161,7 +173,7 @@ def test_every_crash_of_records_that_are_written_again_is_recovered(system: Syst
     """A record is rewritten when no reader is told of it any more, and its neighbours stay what they were (I5)."""
     counts = sim_scenarios.fixed(system)
     print(dict(counts))
-    assert counts["states"] > 90
+    assert counts["states"] > 80
 
 
 def test_a_wrong_block_is_refused_before_pieces_move(system: System) -> None:

@@ -8,7 +8,8 @@ What *survives* a cut: a change of a name is durable once its folder was synced 
 its file was. Of what is not durable any part may be there. Of that are taken: nothing; all, as when processes die;
 each change alone, with the folders above it; all but each; each beginning of the list, as a journal has it; all of one
 process only; and every subset where there are no more than `ALL_SUBSETS` changes. Data that is not durable is whole,
-empty or half there. A rename is never half lost: a file may be there under both names, never under none.
+empty or half there. A rename is never half lost: a file may be there under both names, as long as
+the folder of the old one was not synced, never under none.
 
 Left out, since nothing rests on it: what lies in stage folders (removed unread), and the lease.
 """
@@ -16,12 +17,13 @@ Left out, since nothing rests on it: what lies in stage folders (removed unread)
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 from tests.support.sim_disk import ROOT, Event, SimDisk
 
-__all__ = ["ALL_SUBSETS", "Crash", "crashes", "crashes_after", "cuts"]
+__all__ = ["ALL_SUBSETS", "Crash", "Tree", "crashes", "crashes_after", "cuts"]
 
 ALL_SUBSETS = 4
 
@@ -30,12 +32,14 @@ _STAGE = f"{ROOT}/.mpistream/stage/"
 _LEASE = f"{ROOT}/.mpistream/lease"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crash:
-    """What is there after a loss of power."""
+Tree = tuple[dict[str, bytes], list[str]]
 
-    files: Mapping[str, bytes]
-    folders: Sequence[str]
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Crash:
+    """What is there after a loss of power; it is put together when somebody looks at it."""
+
+    build: Callable[[], Tree]
     told: int
     """The highest state that any process was told to be committed."""
     n_manifests: int
@@ -43,9 +47,27 @@ class Crash:
     cut: Cut
     text: str
 
+    @cached_property
+    def tree(self) -> Tree:
+        """All files and all folders by path."""
+        return self.build()
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return self.tree[0]
+
+    @property
+    def folders(self) -> list[str]:
+        return self.tree[1]
+
+    @cached_property
+    def seen(self) -> SimDisk:
+        """A disk that holds this, to be looked at and not changed."""
+        return self.disk()
+
     def disk(self) -> SimDisk:
         """Return a disk that holds this."""
-        return SimDisk(self.files, self.folders)
+        return SimDisk(*self.tree)
 
 
 def cuts(log: Sequence[Event]) -> Iterator[Cut]:
@@ -102,32 +124,32 @@ class _Log:
             self.base[node.number] = {name: child.number for name, child in node.names.items()}
             todo += node.names.values()
         self.root = before.root.number
-        # Of each event, the syncs that make it durable: the first of each process that knew of it.
-        self.covers: list[list[tuple[int, int]]] = []
-        self.source_covers: list[list[tuple[int, int]]] = []
         index = {w: i for i, w in enumerate(self.who)}
-        syncs: dict[int, list[tuple[int, int, Event]]] = {}
+        # Of each file or folder its syncs: (index of the process, number of the event, event).
+        self.syncs: dict[int, list[tuple[int, int, Event]]] = {}
         for e in log:
             counts[e.who] = counts.get(e.who, 0) + 1
             self.number.append(counts[e.who])
             if e.kind.startswith("sync"):
-                syncs.setdefault(e.node, []).append((index[e.who], counts[e.who], e))
+                self.syncs.setdefault(e.node, []).append((index[e.who], counts[e.who], e))
         self.index = index
-        for e, n in zip(log, self.number, strict=True):
-            target = {"link": e.folder, "unlink": e.folder, "rename": e.target, "write": e.node}.get(e.kind, -1)
-            self.covers.append(self._known(syncs.get(target, ()), e.who, n))
-            self.source_covers.append(self._known(syncs.get(e.folder, ()), e.who, n) if e.kind == "rename" else [])
+        self._covers: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
-    @staticmethod
-    def _known(syncs: Sequence[tuple[int, int, Event]], who: int, n: int) -> list[tuple[int, int]]:
-        return [
-            (i, number) for i, number, sync in syncs if sync.clock.get(who, 0) >= n and (sync.who, number) != (who, n)
-        ]
+    def _is_synced(self, k: int, node: int, cut: Cut) -> bool:
+        """Whether a file or folder was synced before a cut by somebody who knew of event ``k``."""
+        if node not in self.syncs:
+            return False
+        covers = self._covers.get((k, node))
+        if covers is None:
+            who, n = self.log[k].who, self.number[k]
+            covers = self._covers[k, node] = [
+                (i, number) for i, number, sync in self.syncs[node] if sync.clock.get(who, 0) >= n
+            ]
+        return any(cut[i] >= n for i, n in covers)
 
-    def crashes(
-        self, cut: Cut, known: tuple[int, int], seen: set[tuple[object, ...]]
-    ) -> Iterator[tuple[dict[str, bytes], list[str], str]]:
+    def crashes(self, cut: Cut, known: tuple[int, int], seen: set[tuple[object, ...]]) -> Iterator[Crash]:
         """Yield what can be there after a cut, but for what was seen with the same of ``known``."""
+        told, n_manifests = known
         inside = [k for k, e in enumerate(self.log) if self.number[k] <= cut[self.index[e.who]]]
         fixed: list[int] = []
         loose: list[int] = []
@@ -136,12 +158,22 @@ class _Log:
             e = self.log[k]
             if e.kind == "write":
                 durable, _ = writes.get(e.node, (b"", b""))
-                writes[e.node] = (e.data if self._holds(self.covers[k], cut) else durable, e.data)
+                writes[e.node] = (e.data if self._is_synced(k, e.node, cut) else durable, e.data)
             elif e.kind in ("link", "unlink", "rename"):
-                is_durable = not e.is_visible or self._holds(self.covers[k], cut)
-                is_durable = is_durable or self._holds(self.source_covers[k], cut)
+                is_durable = not e.is_visible or self._is_synced(k, e.target if e.kind == "rename" else e.folder, cut)
+                is_durable = is_durable or (e.kind == "rename" and self._is_synced(k, e.folder, cut))
                 (fixed if is_durable else loose).append(k)
-        is_loose_data = any(a != b for n, (a, b) in writes.items() if n in self._outside(inside))
+        # Under its old name, too, unless the folder of that was synced.
+        double = frozenset(
+            k
+            for k in inside
+            if (e := self.log[k]).kind == "rename"
+            and e.is_visible
+            and not e.is_folder
+            and not self._is_synced(k, e.folder, cut)
+        )
+        outside = self._outside(inside)
+        is_loose_data = any(a != b for n, (a, b) in writes.items() if n in outside)
         for chosen, is_double, text in self._choices(loose):
             applied = sorted([*fixed, *chosen])
             loose_data = frozenset(n for n, (a, b) in writes.items() if a != b) if is_loose_data else None
@@ -149,15 +181,13 @@ class _Log:
                 key = (*known, tuple(applied), is_double, data, loose_data)
                 if key not in seen:
                     seen.add(key)
-                    yield (*self._build(applied, writes, data, is_double), f"{text}, data {data}")
+                    build = partial(self._build, applied, writes, data, double if is_double else frozenset())
+                    text_of = f"{text}, data {data}"
+                    yield Crash(build=build, told=told, n_manifests=n_manifests, cut=cut, text=text_of)
 
     def _outside(self, inside: Sequence[int]) -> set[int]:
         """Return the files that had a name outside the stage folders."""
         return {self.log[k].node for k in inside if self.log[k].is_visible and self.log[k].kind in ("link", "rename")}
-
-    @staticmethod
-    def _holds(covers: Sequence[tuple[int, int]], cut: Cut) -> bool:
-        return any(cut[i] >= n for i, n in covers)
 
     def _choices(self, loose: Sequence[int]) -> Iterator[tuple[tuple[int, ...], bool, str]]:
         found: dict[tuple[int, ...], str] = {(): "nothing", tuple(loose): "everything"}
@@ -193,7 +223,7 @@ class _Log:
         return " ".join(f"{self.log[k].kind} {self.log[k].name} {self.log[k].target_name}".strip() for k in chosen)
 
     def _build(
-        self, applied: Sequence[int], writes: Mapping[int, tuple[bytes, bytes]], data: str, is_double: bool
+        self, applied: Sequence[int], writes: Mapping[int, tuple[bytes, bytes]], data: str, double: frozenset[int]
     ) -> tuple[dict[str, bytes], list[str]]:
         names = {number: dict(of) for number, of in self.base.items()}
         folders = set(self.base)
@@ -203,9 +233,7 @@ class _Log:
                 folders.add(e.node)
             if e.kind == "link":
                 names.setdefault(e.folder, {})[e.name] = e.node
-            elif names.get(e.folder, {}).get(e.name) == e.node and not (
-                is_double and e.kind == "rename" and e.is_visible and not e.is_folder
-            ):
+            elif names.get(e.folder, {}).get(e.name) == e.node and k not in double:
                 del names[e.folder][e.name]
             if e.kind == "rename":
                 names.setdefault(e.target, {})[e.target_name] = e.node
@@ -249,8 +277,7 @@ def crashes(before: SimDisk, log: Sequence[Event]) -> Iterator[Crash]:
         inside = [e for e, n in zip(log, ready.number, strict=True) if n <= cut[index[e.who]]]
         told = max((e.value for e in inside if e.kind == "ack"), default=0)
         n_manifests = sum(e.is_manifest for e in inside)
-        for files, folders, text in ready.crashes(cut, (told, n_manifests), seen):
-            yield Crash(files=files, folders=folders, told=told, n_manifests=n_manifests, cut=cut, text=text)
+        yield from ready.crashes(cut, (told, n_manifests), seen)
 
 
 def crashes_after(before: SimDisk, log: Sequence[Event], n: int) -> Iterator[Crash]:
@@ -268,5 +295,4 @@ def crashes_after(before: SimDisk, log: Sequence[Event], n: int) -> Iterator[Cra
     cut = tuple(sum(e.who == who for e in inside) for who in ready.who)
     told = max((e.value for e in inside if e.kind == "ack"), default=0)
     n_manifests = sum(e.is_manifest for e in inside)
-    for files, folders, text in ready.crashes(cut, (told, n_manifests), set()):
-        yield Crash(files=files, folders=folders, told=told, n_manifests=n_manifests, cut=cut, text=text)
+    yield from ready.crashes(cut, (told, n_manifests), set())

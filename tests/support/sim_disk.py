@@ -34,15 +34,16 @@ class Node:
 
     __slots__ = ("data", "is_stage", "maker", "names", "number")
 
-    def __init__(self, number: int, *, is_folder: bool, is_stage: bool, maker: Clock) -> None:
+    def __init__(self, number: int, *, is_folder: bool, is_stage: bool) -> None:
         self.number = number
         self.names: dict[str, Node] | None = {} if is_folder else None
         self.data = b""
         self.is_stage = is_stage
-        self.maker = maker
+        self.maker: Event | None = None
+        """What made it, None: it lay there."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Event:
     """One change or sync, or what a process was told (``ack``)."""
 
@@ -75,7 +76,7 @@ class SimDisk:
 
     def __init__(self, files: Mapping[str, bytes] | None = None, folders: Iterable[str] = ()) -> None:
         self._n_nodes = 0
-        self.root = self._new(is_folder=True, is_stage=False, maker={})
+        self.root = self._new(is_folder=True, is_stage=False)
         self.log: list[Event] = []
         self.clocks: dict[int, Clock] = {}
         self.open_files: dict[int, tuple[int, Node]] = {}
@@ -85,29 +86,28 @@ class SimDisk:
         self.watch: Callable[[int, str, str], None] = lambda who, call, path: None
         """Called before each call of the system, with the process, the call and the path."""
         self._next_fd = 1000
+        made = {"": self.root}
         for folder in folders:
-            self._base_folder(folder)
+            self._base_folder(folder, made)
         for path, data in (files or {}).items():
             above, _, name = path.rpartition("/")
-            node = self._new(is_folder=False, is_stage=(above + "/").startswith(_STAGE + "/"), maker={})
+            node = self._new(is_folder=False, is_stage=(above + "/").startswith(_STAGE + "/"))
             node.data = data
-            names = self._base_folder(above).names
+            names = self._base_folder(above, made).names
             assert names is not None
             names[name] = node
 
-    def _base_folder(self, path: str) -> Node:
-        node, at = self.root, ""
-        for part in filter(None, path.split("/")):
-            at = f"{at}/{part}" if at else part
-            assert node.names is not None
-            if part not in node.names:
-                node.names[part] = self._new(is_folder=True, is_stage=at.startswith(_STAGE), maker={})
-            node = node.names[part]
-        return node
+    def _base_folder(self, path: str, made: dict[str, Node]) -> Node:
+        if path not in made:
+            above, _, name = path.rpartition("/")
+            names = self._base_folder(above, made).names
+            assert names is not None
+            names[name] = made[path] = self._new(is_folder=True, is_stage=path.startswith(_STAGE))
+        return made[path]
 
-    def _new(self, *, is_folder: bool, is_stage: bool, maker: Clock) -> Node:
+    def _new(self, *, is_folder: bool, is_stage: bool) -> Node:
         self._n_nodes += 1
-        return Node(self._n_nodes, is_folder=is_folder, is_stage=is_stage, maker=maker)
+        return Node(self._n_nodes, is_folder=is_folder, is_stage=is_stage)
 
     # What lies there now
 
@@ -140,7 +140,10 @@ class SimDisk:
 
     def clock(self, who: int) -> Clock:
         """Return the clock of a process, to be sent with a message."""
-        return self.clocks.setdefault(who, {who: 0})
+        own = self.clocks.get(who)
+        if own is None:
+            own = self.clocks[who] = {who: 0}
+        return own
 
     def learn(self, who: int, clock: Clock) -> None:
         """Note that a process knows what happened before a message."""
@@ -149,11 +152,17 @@ class SimDisk:
             if own.get(other, 0) < n:
                 own[other] = n
 
+    def _learn_of(self, who: int, event: Event) -> None:
+        """Note that a process knows of an event; whoever knows of it knows all that its process knew by then."""
+        own, clock = self.clock(who), event.clock
+        if own.get(event.who, 0) < clock[event.who]:
+            self.learn(who, clock)
+
     def note(self, who: int, kind: str, **more: Any) -> Event:
         """Append an event."""
         own = self.clock(who)
         own[who] += 1
-        event = Event(who=who, kind=kind, clock=dict(own), **more)
+        event = Event(who, kind, own.copy(), **more)
         self.log.append(event)
         return event
 
@@ -164,11 +173,11 @@ class SimDisk:
     # Paths
 
     def _enter(self, call: str, path: str) -> tuple[int, list[str]]:
-        _, process, *parts = path.split("/")
+        process, _, below = path[1:].partition("/")
         who = int(process)
         self.n_calls[who] = self.n_calls.get(who, 0) + 1
-        self.watch(who, call, "/".join(parts))
-        return who, [p for p in parts if p]
+        self.watch(who, call, below)
+        return who, below.split("/") if below else []
 
     def _folder(self, who: int, parts: Sequence[str], path: str) -> Node:
         node = self.root
@@ -181,7 +190,8 @@ class SimDisk:
         if node.names is None:
             raise _error(errno.ENOTDIR, path)
         # Whoever finds a folder knows that it was made.
-        self.learn(who, node.maker)
+        if node.maker is not None:
+            self._learn_of(who, node.maker)
         return node
 
     def _find(self, who: int, parts: Sequence[str], path: str) -> Node:
@@ -215,7 +225,7 @@ class SimDisk:
 
     def _make(self, who: int, above: Node, parts: Sequence[str], *, is_folder: bool) -> Node:
         path = "/".join(parts)
-        node = self._new(is_folder=is_folder, is_stage=path.startswith(_STAGE), maker={})
+        node = self._new(is_folder=is_folder, is_stage=path.startswith(_STAGE))
         assert above.names is not None
         above.names[parts[-1]] = node
         event = self.note(
@@ -228,7 +238,7 @@ class SimDisk:
             is_visible=not above.is_stage,
         )
         if is_folder:
-            node.maker = event.clock
+            node.maker = event
         return node
 
     def mkdir(self, path: str) -> None:
@@ -236,13 +246,14 @@ class SimDisk:
         above = self._folder(who, parts[:-1], path)
         assert above.names is not None
         if parts[-1] in above.names:
-            self.learn(who, above.names[parts[-1]].maker)
+            if (maker := above.names[parts[-1]].maker) is not None:
+                self._learn_of(who, maker)
             raise _error(errno.EEXIST, path)
         self._make(who, above, parts, is_folder=True)
 
     def writev(self, fd: int, views: Sequence[Any]) -> int:
         who, node = self._file("writev", fd)
-        data = b"".join(bytes(v) for v in views)
+        data = b"".join(views)
         node.data += data
         self.note(who, "write", node=node.number, data=node.data, is_visible=not node.is_stage)
         return len(data)
@@ -305,7 +316,7 @@ class SimDisk:
 
     def rename(self, source: str, target: str) -> None:
         who, parts = self._enter("rename", source)
-        to = [p for p in target.split("/")[2:] if p]
+        to = target.split("/")[2:]
         above, into = self._folder(who, parts[:-1], source), self._folder(who, to[:-1], target)
         assert above.names is not None
         assert into.names is not None
@@ -353,7 +364,8 @@ class SimDisk:
             return None
         if node.names is None:
             return "file"
-        self.learn(who, node.maker)
+        if node.maker is not None:
+            self._learn_of(who, node.maker)
         return "folder"
 
 
@@ -382,6 +394,9 @@ class _Path:
         return False
 
 
+_CALLS = ("close", "fstat", "fsync", "listdir", "lstat", "mkdir", "open", "pread", "rename", "stat", "unlink", "writev")
+
+
 class SimOS:
     """What `mpistream.local_store` uses of ``os`` and ``shutil``, over the disk that is put in."""
 
@@ -395,8 +410,18 @@ class SimOS:
         # The flags of open are those of the system; every call is the disk's.
         vars(self).update({name: flag for name, flag in vars(os).items() if name.startswith("O_")})
 
+    @property
+    def disk(self) -> SimDisk:
+        return self._disk
+
+    @disk.setter
+    def disk(self, disk: SimDisk) -> None:
+        self._disk = disk
+        # Found without a detour, as they are called so often.
+        vars(self).update({name: getattr(disk, name) for name in _CALLS})
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.disk, name)
+        return getattr(self._disk, name)
 
     def makedirs(self, path: str, *, exist_ok: bool) -> None:
         missing = [path]
@@ -435,11 +460,11 @@ class _Opened:
     """A file that somebody looks into."""
 
     def __init__(self, data: bytes) -> None:
-        self._data = data
+        self.data = data
         self.nbytes = len(data)
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        return self._data[offset : offset + nbytes]
+        return self.data[offset : offset + nbytes]
 
     def read_into(self, offset: int, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
@@ -480,6 +505,7 @@ class LookStore:
 
 
 _END = ""  # no path
+_MAX_FOUND = 1 << 13
 
 
 class Looks:
@@ -490,6 +516,7 @@ class Looks:
 
     def __init__(self) -> None:
         self._first: dict[Any, Any] = {}
+        self._n_found = 0
 
     def find(self, disk: SimDisk, read: Callable[[ReadableStore], Any]) -> Any:
         """Return what ``read`` finds on a disk; what it raises is not kept."""
@@ -504,6 +531,9 @@ class Looks:
             node = node[answer]
         store = LookStore(disk)
         found = read(store)
+        self._n_found += 1
+        if self._n_found > _MAX_FOUND:
+            self._first, self._n_found = {}, 1
         node = self._first
         for path, answer in store.seen:
             assert node.setdefault(_END, path) == path, "what is asked depends on more than the answers"

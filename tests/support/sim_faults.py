@@ -164,9 +164,9 @@ class _Rank:
 def run_with(system: System, n_ranks: int, fault: Fault, options: ms.Options = OPTIONS) -> SimDisk:
     """Run the job with a fault, and look at what it was told and at what it leaves."""
     disk = SimDisk()
-    system.restart(disk, 1)
     sim = Sim(disk)
     _arm(disk, fault)
+    system.restart(disk, 1)
     worlds: list[list[SimTransport]] = [[] for _ in range(_MAX_OPENINGS)]
     for world in worlds:
         for rank in range(n_ranks):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -67,8 +67,11 @@ class ViolationError(AssertionError):
     """A promise was broken."""
 
 
+_CELLS = 7 * np.arange(NY) + 1
+
+
 def value(record: int, run: int) -> NDArray[np.int32]:
-    return (100 * record + 7 * np.arange(NY) + 1000 * run + 1).astype(np.int32)
+    return (_CELLS + (100 * record + 1000 * run)).astype(np.int32)
 
 
 def series(record: int, run: int) -> int:
@@ -220,7 +223,7 @@ def run_job(system: System, disk: SimDisk, n: int, main: Main, *, generation: in
 
 def decoded(found: NDArray[Any], record: int) -> int:
     """Return the run that wrote a record, once it is compared."""
-    run = int(found[0] - value(record, 0)[0]) // 1000
+    run = int(found[0] - int(_CELLS[0]) - 100 * record) // 1000
     if not np.array_equal(found, value(record, run)) or found.dtype != np.int32:
         raise ViolationError(f"record {record} is damaged: {found.tolist()}")
     return run
@@ -248,7 +251,8 @@ def _state(store: Any) -> State:
         raise ViolationError(f"the manifest is damaged: {error}") from error
     try:
         is_there = dict.fromkeys((r for a, b in reader.committed for r in range(a, b)), True)
-        runs = [_run_of(reader, i) if i in is_there else None for i in range(reader.n_records)]
+        blobs = reader.blobs()
+        runs = [_run_of(reader, i, blobs) if i in is_there else None for i in range(reader.n_records)]
         if reader.times.tolist() != [time_of(i) for i in range(reader.n_records)]:
             raise ViolationError(f"times are {reader.times}")
         for name in reader.manifest.statics:
@@ -261,12 +265,12 @@ def _state(store: Any) -> State:
     return tuple(runs)
 
 
-def _run_of(reader: ms.StoreReader, i: int) -> int:
+def _run_of(reader: ms.StoreReader, i: int, blobs: Sequence[tuple[int, int | str, str]]) -> int:
     """Return the run of a record, all of which is read."""
     run = decoded(reader.read_record("u", i), i)
     if int(reader.read_record("n", i)) != series(i, run):
         raise ViolationError(f"record {i} is of run {run}, its series is not")
-    names = [b for b in reader.blobs() if b[1] == i]
+    names = [b for b in blobs if b[1] == i]
     if len(names) != 1 or reader.read_blob("b", i, names[0][0]) != blob(names[0][0], i, run):
         raise ViolationError(f"record {i} of run {run} has the blobs {names}")
     return run
@@ -274,19 +278,23 @@ def _run_of(reader: ms.StoreReader, i: int) -> int:
 
 def shown_lengths(files: Mapping[str, bytes]) -> set[int]:
     """Return how many records the Zarr documents show; a damaged document is a violation."""
-    found = set()
+    found: set[int] = set()
     for path, data in files.items():
-        if not path.endswith("zarr.json") or "/.mpistream/" in path:
-            continue
-        try:
-            document = json.loads(data)
-        except ValueError:
-            raise ViolationError(f"{path} is damaged: {data[:40]!r}") from None
-        inside = document.get("consolidated_metadata", {}).get("metadata", {})
-        if document["node_type"] == "array":
-            inside = {path.split("/")[1]: document}
-        found |= {d["shape"][0] for name, d in inside.items() if name in ("u", "n", "time")}
+        if path.endswith("zarr.json") and "/.mpistream/" not in path:
+            found |= _lengths_in(path, data)
     return found
+
+
+@lru_cache(1 << 12)
+def _lengths_in(path: str, data: bytes) -> frozenset[int]:
+    try:
+        document = json.loads(data)
+    except ValueError:
+        raise ViolationError(f"{path} is damaged: {data[:40]!r}") from None
+    inside = document.get("consolidated_metadata", {}).get("metadata", {})
+    if document["node_type"] == "array":
+        inside = {path.split("/")[1]: document}
+    return frozenset(d["shape"][0] for name, d in inside.items() if name in ("u", "n", "time"))
 
 
 def _expected(n_records: int, has_static: bool, n_shards: int) -> set[str]:

@@ -14,19 +14,22 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 from numpy.typing import NDArray
 
-from mpistream import agreement, creating, lease, local_store, owner, parallel, resuming, session
+from mpistream import agreement, lease, local_store, owner, parallel, publishing, session
 from mpistream.comm import SwapTimeoutError
-from mpistream.manifest import Manifest
 from mpistream.pipeline import pool_of
-from mpistream.zarr3.metadata import make_documents
 from tests.support.sim_disk import Clock, Looks, SimDisk, SimOS
+from tests.support.sim_memo import memoised
 
 __all__ = ["Process", "Sim", "SimTransport", "Stopped", "System", "here", "simulated"]
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing."""
 
 
 def _taken() -> threading.Lock:
@@ -38,6 +41,29 @@ def _taken() -> threading.Lock:
 
 class Stopped(BaseException):
     """The process is dead; no handler for errors is meant for it."""
+
+
+class _Runner:
+    """A thread that runs processes one after the other: to start one for each would take longer than some processes."""
+
+    idle: ClassVar[list[_Runner]] = []
+
+    def __init__(self) -> None:
+        self.baton = _taken()
+        self._run: Callable[[], None] = _nothing
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    @classmethod
+    def of(cls, run: Callable[[], None]) -> _Runner:
+        """Return one that runs this when it is given the baton."""
+        runner = cls.idle.pop() if cls.idle else cls()
+        runner._run = run
+        return runner
+
+    def _serve(self) -> None:
+        while True:
+            self.baton.acquire()
+            self._run()
 
 
 class Process:
@@ -59,12 +85,10 @@ class Process:
         """Before which of its calls of the disk it is frozen."""
         self._sim = sim
         self._main = main
-        self._baton = _taken()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._runner = _Runner.of(self._run)
+        self._baton = self._runner.baton
 
     def _run(self) -> None:
-        self._baton.acquire()
         _here.process = self
         try:
             if not self.is_killed:
@@ -72,6 +96,7 @@ class Process:
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever looks at this process
             self.error = error
         self.has_ended = True
+        _Runner.idle.append(self._runner)
         self._sim.back.release()
 
     def go(self) -> None:
@@ -105,10 +130,6 @@ class Process:
     def can_go(self) -> bool:
         """Whether it has something to do."""
         return not (self.has_ended or self.is_frozen) and (self.ready is None or self.ready())
-
-    def join(self) -> None:
-        """Wait for its thread."""
-        self._thread.join()
 
 
 class _Here(threading.local):
@@ -166,7 +187,6 @@ class Sim:
             if not process.has_ended:
                 process.is_killed = True
                 process.go()
-                process.join()
 
 
 class SimTransport:
@@ -182,6 +202,7 @@ class SimTransport:
         self._mail: defaultdict[int, deque[tuple[int, bytes, Clock]]] = defaultdict(deque)
         self._gathered: deque[tuple[bytes, Clock]] = deque()
         self._arrays: defaultdict[tuple[int, int], deque[tuple[NDArray[Any], Clock]]] = defaultdict(deque)
+        self._process: Process | None = None
         world.append(self)
 
     @property
@@ -192,7 +213,9 @@ class SimTransport:
         return dict(self._sim.disk.clock(self.who))
 
     def _woken(self) -> None:
-        next(p for p in self._sim.processes if p.who == self.who).n_mail += 1
+        if self._process is None:
+            self._process = next(p for p in self._sim.processes if p.who == self.who)
+        self._process.n_mail += 1
 
     def send(self, dest: int, tag: int, data: bytes) -> None:
         assert not self.is_free
@@ -284,10 +307,6 @@ def _pool_of(communicator: Hashable) -> Any:
     return pool_of(communicator) if process is None or process.pool is None else process.pool
 
 
-def _nothing(*_: object) -> None:
-    """Do nothing."""
-
-
 def _one_by_one(calls: Sequence[Any], _: int) -> None:
     """In the place of `mpistream.together.run_together`: in an order that is the same in every run."""
     for call in sorted(calls, key=lambda c: c.args):
@@ -301,42 +320,24 @@ def _in_order(calls: Sequence[Any], _: int) -> None:
 
 @contextmanager
 def simulated() -> Iterator[System]:
-    """Put simulated calls of the system, time and messages in the place of the real ones; give the system.
-
-    What is pure and slow is computed once for each input.
-    """
+    """Put simulated calls of the system, time and messages in the place of the real ones; give the system."""
     system = System()
-    documents: dict[bytes, Any] = {}
-    manifests: dict[bytes, Manifest] = {}
-    from_bytes = Manifest.from_bytes
-
-    def documents_of(schema: Any) -> Any:
-        key = repr(schema.to_json()).encode()
-        if key not in documents:
-            documents[key] = make_documents(schema)
-        return documents[key]
-
-    def manifest_of(data: bytes) -> Manifest:
-        if data not in manifests:
-            manifests[data] = from_bytes(data)
-        return manifests[data]
 
     def connect(comm: Any, timeout: float) -> Any:
         return comm
 
     with (
+        memoised(),
         mock.patch.object(local_store, "os", system),
         mock.patch.object(local_store, "shutil", system),
         mock.patch.object(local_store, "run_together", _one_by_one),
         mock.patch.object(owner, "run_together", _in_order),
+        mock.patch.object(publishing, "run_together", _in_order),
         mock.patch.object(agreement, "waiting", _waiting),
         mock.patch.object(session, "connect", connect),
         mock.patch.object(session, "pool_of", _pool_of),
         mock.patch.object(parallel.StreamWriter, "_log_open", _nothing),
         mock.patch.object(parallel, "_say", _nothing),
-        mock.patch.object(resuming, "make_documents", documents_of),
-        mock.patch.object(creating, "make_documents", documents_of),
-        mock.patch.object(Manifest, "from_bytes", staticmethod(manifest_of)),
         mock.patch.object(lease.LeaseKeeper, "start", _nothing),
         mock.patch.object(os, "urandom", system.urandom),
     ):

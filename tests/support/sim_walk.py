@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mpistream as ms
-from tests.support.sim_crash import Crash, crashes_after
+from tests.support.sim_crash import Crash, Tree, crashes_after
 from tests.support.sim_disk import LookStore, SimDisk
 from tests.support.sim_job import (
     ALIGNED,
@@ -37,7 +37,7 @@ def _run(system: System, disk: SimDisk, n: int, main: Main, generation: int) -> 
 
 
 def _checked(system: System, crash: Crash, states: Sequence[State]) -> State:
-    state = state_of(system, crash.disk())
+    state = state_of(system, crash.seen)
     allowed = states[crash.told : max(crash.told, crash.n_manifests) + 1]
     if state not in allowed:
         raise ViolationError(f"a reader finds {state}, possible are {allowed}")
@@ -77,7 +77,8 @@ def walk(system: System, seed: int, max_ranks: int = 6, max_jobs: int = 4) -> in
     """Make a store and crash at a random event with a random survival, again and again; return the number of jobs."""
     rng = random.Random(seed)
     state: State = None
-    tree: tuple[dict[str, bytes], list[str]] = ({}, [])
+    before = SimDisk()
+    tree: Tree = ({}, [])
     n_jobs = rng.randint(1, max_jobs)
     for job in range(n_jobs + 1):
         n, n_more = rng.randint(1, max_ranks), rng.randint(1, 3)
@@ -93,18 +94,18 @@ def walk(system: System, seed: int, max_ranks: int = 6, max_jobs: int = 4) -> in
         disk = SimDisk(*tree)
         try:
             _run(system, disk, n, main, job)
-            if state_of(system, SimDisk(*disk.tree())) != states[-1]:
+            if state_of(system, disk) != states[-1]:
                 raise ViolationError(f"in the end there is not {states[-1]}")
             if job == n_jobs:
                 check_tidy(disk, states[-1] or ())
                 return job + 1
-            found = list(crashes_after(SimDisk(*tree), disk.log, rng.randint(0, len(disk.log))))
+            found = list(crashes_after(before, disk.log, rng.randint(0, len(disk.log))))
             crash = rng.choice(found)
             state = _checked(system, crash, states)
         except ViolationError as error:
             error.add_note(f"seed {seed}, job {job} on {n} ranks, from {states[0]}")
             raise
-        tree = dict(crash.files), list(crash.folders)
+        before, tree = crash.seen, crash.tree
     raise AssertionError
 
 
@@ -119,7 +120,8 @@ def walk_apart(system: System, seed: int, max_jobs: int = 4) -> int:
     layouts = rng.choice([None, *_LAYOUTS])
     state: State = None
     history: list[State] = []
-    tree: tuple[dict[str, bytes], list[str]] = ({}, [])
+    before = SimDisk()
+    tree: Tree = ({}, [])
     n_jobs = rng.randint(1, max_jobs)
     for job in range(n_jobs + 1):
         n = rng.randint(1, _MAX_RANKS)
@@ -130,12 +132,12 @@ def walk_apart(system: System, seed: int, max_jobs: int = 4) -> int:
             kind, main, states = _growing(rng, layouts, state, job)
         try:
             _run(system, disk, n, main, job)
-            if state_of(system, SimDisk(*disk.tree())) != states[-1]:
+            if state_of(system, disk) != states[-1]:
                 raise ViolationError(f"in the end there is not {states[-1]}")
             if job == n_jobs:
                 kind.check_tidy(disk, states[-1] or ())
                 return job + 1
-            crash = rng.choice(list(crashes_after(SimDisk(*tree), disk.log, rng.randint(0, len(disk.log)))))
+            crash = rng.choice(list(crashes_after(before, disk.log, rng.randint(0, len(disk.log)))))
             state = _checked(system, crash, states)
             # A crash before the array 'committed' is in step may come in several jobs in a row.
             kind.check_shown(crash.files, state, [*states[: crash.n_manifests + 1], *history])
@@ -143,7 +145,7 @@ def walk_apart(system: System, seed: int, max_jobs: int = 4) -> int:
         except ViolationError as error:
             error.add_note(f"seed {seed}, job {job} on {n} ranks, its states: {states}")
             raise
-        tree = dict(crash.files), list(crash.folders)
+        before, tree = crash.seen, crash.tree
     raise AssertionError
 
 
