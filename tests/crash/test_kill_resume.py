@@ -22,6 +22,8 @@ from tests.support.wait import wait_until
 from tests.support.writing_job import SCENE, SHARD, said_path
 
 N_KILLS = int(os.environ.get("MPISTREAM_TEST_KILLS", "34"))
+# Each a test of its own, with so many kills.
+N_CHAINS = int(os.environ.get("MPISTREAM_TEST_CHAINS", "1"))
 OPTIONS = ms.Options(durability="none", timeout=20)
 
 
@@ -125,14 +127,15 @@ def _finish(w: ms.StreamWriter, url: Path, n_more: int = 3) -> None:
 
 
 @pytest.mark.slow
-def test_job_killed_again_and_again_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chain", range(N_CHAINS))
+def test_job_killed_again_and_again_loses_nothing_that_was_acknowledged(tmp_path: Path, chain: int) -> None:
     """All ranks are killed at random points, on changing numbers of ranks, rearranging or not (P-15, P-16): each record
     acknowledged before is there and right, none beyond the manifest, nothing is left of the killed, and the end is a
     run's without a kill.
     """
     seed = int(os.environ.get("MPISTREAM_TEST_SEED", random.SystemRandom().randrange(2**32)))
     print(f"MPISTREAM_TEST_SEED={seed}")
-    rng = random.Random(seed)
+    rng = random.Random(seed + 2**32 * chain)
     url, n = tmp_path / "s", 0
     n_unacknowledged = 0
     for _ in range(N_KILLS):

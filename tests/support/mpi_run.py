@@ -26,7 +26,9 @@ from types import TracebackType
 
 import pytest
 
+from tests.support.rank_main import RANK_VARIABLES
 from tests.support.wait import wait_until
+from tests.support.zygote import pids_of, zygote
 
 __all__ = ["MPIJob", "find_mpiexec", "mpiexec", "start_mpiexec"]
 
@@ -35,12 +37,12 @@ Changes = Mapping[str, str | None]
 
 _ROOT = Path(__file__).parents[2]
 _RANK_MAIN = Path(__file__).with_name("rank_main.py")
+_RANK_CLIENT = Path(__file__).with_name("rank_client.py")
 # In the environment of everything that belongs to a job. A process group is not enough: launchers put ranks
 # into groups of their own, and ranks whose mpiexec was killed have no parent to be found by.
 _JOB_VARIABLE = "MPISTREAM_TEST_JOB"
 # The folder where rank_main.py puts tracebacks.
 _TRACES_VARIABLE = "MPISTREAM_TEST_TRACES"
-_RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 # What the launcher and the ranks of a surrounding job leave in the environment.
 _OTHER_JOB_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_", "HYDI_", "HYDRA_")
 
@@ -71,10 +73,11 @@ class MPIJob:
         self.args = [
             *find_mpiexec(),
             *("-n", str(n)),
-            *(sys.executable, str(_RANK_MAIN)),
+            *_rank_command(),
             *map(str, args),
         ]
         self._name = uuid.uuid4().hex
+        self._shared: set[Path] = set()
         # Files, not pipes: a rank that outlives its launcher must not keep us reading.
         self._stdout = tempfile.TemporaryFile()  # noqa: SIM115 - closed in kill()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in kill()
@@ -110,14 +113,14 @@ class MPIJob:
     @property
     def pids(self) -> dict[int, int]:
         """Rank -> process id of the ranks that are alive now."""
-        found = {}
+        found = pids_of(self._traces.name)
         for pid in self._processes():
             # The launcher names rank_main.py as well, but not as its own first argument.
             words = _proc_words(pid, "cmdline")
             if words[1:2] != [str(_RANK_MAIN)]:
                 continue
             environment = dict(w.split("=", 1) for w in _proc_words(pid, "environ") if "=" in w)
-            rank = next((environment[name] for name in _RANK_VARIABLES if name in environment), None)
+            rank = next((environment[name] for name in RANK_VARIABLES if name in environment), None)
             if rank is not None:
                 found[int(rank)] = pid
         return found
@@ -140,6 +143,8 @@ class MPIJob:
 
     def kill_ranks(self, number: int = signal.SIGKILL, ranks: Iterable[int] | None = None) -> None:
         """Kill these ranks, or all, and leave the launcher to notice."""
+        # MPI removes its shared memory when all ranks have it, or at the end: the killed leave theirs for good.
+        self._shared |= {file for pid in self.pids.values() for file in _shared_memory(pid)}
         self.signal_ranks(number, ranks)
 
     def wait(self, timeout: float = 60) -> int:
@@ -175,6 +180,7 @@ class MPIJob:
     def kill(self) -> None:
         """Kill the launcher, the ranks and whatever else they started, until nothing is left."""
         if self._process.poll() is None:
+            self.kill_ranks()
             self._process.kill()
 
         def nothing_left() -> bool:
@@ -186,6 +192,8 @@ class MPIJob:
 
         wait_until(nothing_left, 30, "the job's processes to go")
         self._process.wait()
+        for file in self._shared:
+            file.unlink(missing_ok=True)
 
     def stdout(self) -> str:
         """Return what the job has written to its standard output until now."""
@@ -207,11 +215,12 @@ class MPIJob:
 
     def _processes(self) -> list[int]:
         entry = f"{_JOB_VARIABLE}={self._name}"
-        return [
+        found = [
             int(folder.name)
             for folder in Path("/proc").iterdir()
             if folder.name.isdigit() and entry in _proc_words(int(folder.name), "environ")
         ]
+        return [*found, *pids_of(self._traces.name).values()]  # a forked rank shows the environment of its zygote
 
 
 def start_mpiexec(n: int, args: Arguments, *, env: Changes | None = None) -> MPIJob:
@@ -247,6 +256,22 @@ def mpiexec(
         if expect is not None and code != expect:
             raise AssertionError(f"exit code {code}, not {expect}, of {shlex.join(job.args)}")
         return subprocess.CompletedProcess(job.args, code, job.stdout(), job.stderr())
+
+
+def _rank_command() -> list[str]:
+    """Return what the launcher starts for each rank."""
+    if os.environ.get("MPISTREAM_TEST_FORK"):
+        return [sys.executable, "-I", "-S", str(_RANK_CLIENT), zygote()]
+    return [sys.executable, str(_RANK_MAIN)]
+
+
+def _shared_memory(pid: int) -> list[Path]:
+    """Return the files of shared memory that MPI has made for a rank and others of its job."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return []
+    return [Path(line.split()[-1]) for line in lines if line.split()[-1].startswith("/dev/shm/")]
 
 
 def _proc_words(pid: int, name: str) -> list[str]:

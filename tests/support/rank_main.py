@@ -13,7 +13,10 @@ import runpy
 import signal
 import sys
 
-__all__ = ["main"]
+__all__ = ["RANK_VARIABLES", "main"]
+
+# Where launchers say which rank a process is.
+RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 
 def main() -> None:

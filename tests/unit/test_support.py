@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,13 @@ class TestRanks:
         assert isinstance(results[0], TypeError)
 
 
+@pytest.fixture(params=["", "1"], ids=["started", "forked"])
+def how_ranks_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank a new interpreter, or a fork of one with the imports done."""
+    monkeypatch.setenv("MPISTREAM_TEST_FORK", request.param)
+
+
+@pytest.mark.usefixtures("how_ranks_start")
 class TestMPIRun:
     def test_output_and_code(self) -> None:
         code = "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.allreduce(c.rank), c.size)"
@@ -189,6 +197,15 @@ class TestMPIRun:
             wait_until(lambda: len(job.stdout().split()) == 3, 30, "all ranks to speak")
             job.kill_ranks(ranks=[1])
             assert job.wait(timeout=30) != 0
+
+    def test_what_a_killed_rank_shared_is_removed(self) -> None:
+        with start_mpiexec(2, SLEEPER) as job:
+            wait_until(lambda: len(job.stdout().split()) == 2, 30, "both ranks to speak")
+            maps = [Path(f"/proc/{pid}/maps").read_text() for pid in job.pids.values()]
+            shared = {line.split()[-1] for text in maps for line in text.splitlines() if " /dev/shm/" in line}
+            job.kill_ranks()
+        assert len(maps) == 2
+        assert not any(map(os.path.exists, shared))
 
     def test_nothing_outlives_the_body(self) -> None:
         """Not even ranks whose launcher was killed."""
