@@ -491,16 +491,23 @@ def _check_alive(folder: str) -> None:
 
 def _write_all(fd: int, pieces: Sequence[Buffer]) -> int:
     """Write all pieces one after the other with as few calls as the system allows."""
-    # A view without bytes can't be cast when its shape has a zero, and there is nothing to write.
-    views = [v.cast("B") for p in pieces if (v := memoryview(p)).nbytes]
-    total = sum(v.nbytes for v in views)
-    first = 0
-    while first < len(views):
-        n = os.writev(fd, views[first : first + _IOV_MAX])
-        # A short write is legal (a signal, a nearly full disk): go on behind it.
-        while first < len(views) and n >= views[first].nbytes:
-            n -= views[first].nbytes
-            first += 1
-        if n:
-            views[first] = views[first][n:]
+    total = 0
+    for first in range(0, len(pieces), _IOV_MAX):
+        views = [memoryview(p) for p in pieces[first : first + _IOV_MAX]]
+        nbytes = sum([v.nbytes for v in views])
+        n = os.writev(fd, views)
+        if n < nbytes:
+            _write_rest(fd, views, n)
+        total += nbytes
     return total
+
+
+def _write_rest(fd: int, views: Sequence[memoryview], n: int) -> None:
+    """Go on behind a short write, which is legal (a signal, a nearly full disk), of so many bytes."""
+    for view in views:
+        if n >= view.nbytes:
+            n -= view.nbytes
+            continue
+        rest, n = view.cast("B")[n:], 0
+        while rest.nbytes:
+            rest = rest[os.writev(fd, [rest]) :]

@@ -125,7 +125,7 @@ class Work:
         except BaseException as error:
             self._failed(item.key, error)
             raise
-        item.nbytes = sum(len(p) for p in item.pieces)
+        item.nbytes = sum(map(len, item.pieces))
         item.shard = None
         self.note(encode=time.perf_counter() - began)
 

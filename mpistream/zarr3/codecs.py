@@ -54,6 +54,7 @@ PROFILES: dict[str, tuple[str, int, str] | None] = {
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")  # snappy is not in numcodecs' build
 _CRC_NBYTES = 4
+_UINT8 = np.dtype(np.uint8)
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BLOSC_HEADER = struct.Struct("<4xIII")  # version, versionlz, flags, typesize; nbytes, blocksize, cbytes
 _LENGTH = struct.Struct("<I")
@@ -303,7 +304,7 @@ class ChunkCodec:
         is_borrowed
             It stays as it is until the buffers are written: without a compressor one of them is the chunk itself.
         """
-        raw = np.frombuffer(vlen_utf8(chunk), np.uint8) if self._is_text else chunk.reshape(-1).view(np.uint8)
+        raw = np.frombuffer(vlen_utf8(chunk), np.uint8) if self._is_text else chunk.ravel().view(_UINT8)
         if self._compressor is not None:
             data = self._compressor.encode(raw)
         else:

@@ -162,25 +162,31 @@ class ChunkEncoder:
 
     def __init__(self, spec: ShardSpec) -> None:
         self.spec = spec
-        pattern = spec.fill.astype(spec.codec.stored_dtype).reshape(1)
+        # Looked up for each inner chunk, and there are thousands in a record.
+        self._codec, self._dtype, self._rounding = spec.codec, spec.codec.stored_dtype, spec.rounding
+        self._shape = spec.chunk_shape
+        pattern = spec.fill.astype(self._dtype).reshape(1)
         # The widest word that numpy compares at memory speed; complex128 is two of them.
         word = f"u{min(pattern.itemsize, 8)}"
         self._word = np.dtype(word)
         self._pattern: NDArray[Any] = pattern.view(word)
-        self.grid: NDArray[np.int64] = np.arange(math.prod(spec.n_chunks)).reshape(spec.n_chunks)
-        """Position of every inner chunk in the index."""
-        self.no_entries: NDArray[np.uint64] = np.full((self.grid.size, 2), MISSING, np.uint64)
+        self._first_word = int(self._pattern[0])
+        self.n_chunks_in_time = math.prod(spec.n_chunks[1:])
+        """How many entries of the index a position in time has: they lie together (C order, time is the first dim)."""
+        self.no_entries: NDArray[np.uint64] = np.full((math.prod(spec.n_chunks), 2), MISSING, np.uint64)
         """The index of an empty shard, to be copied."""
-        self._spaces: dict[tuple[int, ...], list[tuple[tuple[int, ...], Slices]]] = {}
+        self._spaces: dict[tuple[int, ...], list[tuple[int, Slices]]] = {}
 
-    def space(self, box_shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], Slices]]:
-        """Return, in C order, index and slices of the inner chunks of a box without time.
+    def space(self, box_shape: tuple[int, ...]) -> list[tuple[int, Slices]]:
+        """Return, in C order, position and slices of the inner chunks of a box without time; the slices begin with all.
 
         Not collective. The shards of an array have few shapes, and small ones come by the thousand.
         """
         found = self._spaces.get(box_shape)
         if found is None:
-            found = self._spaces[box_shape] = list(_split(box_shape, self.spec.chunk_shape[1:]))
+            positions = np.arange(self.n_chunks_in_time).reshape(self.spec.n_chunks[1:])
+            split = _split(box_shape, self.spec.chunk_shape[1:])
+            found = self._spaces[box_shape] = [(int(positions[i]), (slice(None), *box)) for i, box in split]
         return found
 
     def encode(
@@ -202,25 +208,24 @@ class ChunkEncoder:
         is_borrowed
             The view stays as it is until the buffers are written, so they may be parts of it.
         """
-        shape, dtype = self.spec.chunk_shape, self.spec.codec.stored_dtype
         chunk = view
-        is_whole = view.shape == shape
-        if not is_whole or not view.flags.c_contiguous or view.dtype != dtype or self.spec.rounding is not None:
-            chunk = (scratch or Scratch()).chunk(shape, dtype)
+        is_whole = view.shape == self._shape
+        if not is_whole or not view.flags.c_contiguous or view.dtype != self._dtype or self._rounding is not None:
+            chunk = (scratch or Scratch()).chunk(self._shape, self._dtype)
             if not is_whole:
                 chunk[...] = self.spec.fill
             chunk[tuple(slice(n) for n in view.shape)] = view
-        if self.spec.rounding is not None:
+        if self._rounding is not None:
             # In the scratch chunk, since the values are the caller's. Cells that were rounded before stay as they are.
-            self.spec.rounding.apply(chunk)
+            self._rounding.apply(chunk)
         if not is_stored and self._is_fill(chunk):
             return None
-        return self.spec.codec.encode(chunk, is_borrowed=is_borrowed and chunk is view)
+        return self._codec.encode(chunk, is_borrowed=is_borrowed and chunk is view)
 
     def _is_fill(self, chunk: NDArray[Any]) -> bool:
-        words = chunk.reshape(-1).view(self._word)
+        words = chunk.ravel().view(self._word)  # it is contiguous: no copy
         # One look at the first word spares most chunks the full comparison.
-        if words[0] != self._pattern[0]:
+        if words.item(0) != self._first_word:
             return False
         return bool((words.reshape(-1, self._pattern.size) == self._pattern).all())
 
@@ -242,7 +247,7 @@ class OpenShard:
         self._pieces: list[Any] = []
         self._end = 0
         # Invariant: every present entry names bytes below _end, in _pieces.
-        self._grid = encoder.grid
+        self._n_in_time = encoder.n_chunks_in_time
         self._entries = encoder.no_entries.copy()
         self._time_extent = self._spec.chunk_shape[0]
         # Position of an inner chunk in time -> its records, raw, and those that are there. A full one is encoded
@@ -280,9 +285,9 @@ class OpenShard:
         for record in records:
             by_slab.setdefault(record // self._time_extent, set()).add(record % self._time_extent)
         for time_index, kept in sorted(by_slab.items()):
-            chunks = self._grid[time_index].reshape(-1)
+            chunks = slice(time_index * self._n_in_time, (time_index + 1) * self._n_in_time)
             self._entries[chunks] = entries[chunks]
-            present = [int(i) for i in chunks if entries[i, 0] != MISSING]
+            present = [int(i) for i in range(chunks.start, chunks.stop) if entries[i, 0] != MISSING]
             self._end = max([self._end, *(int(entries[i].sum()) for i in present)])
             if len(kept) < self._time_extent:
                 # The stored chunk may hold more than was kept: it is encoded anew before it is written.
@@ -294,12 +299,12 @@ class OpenShard:
 
     def _read_slab(self, entries: NDArray[np.uint64], data: bytes, time_index: int, kept: set[int]) -> _Slab:
         slab = self._new_slab()
-        for index, box in self._space:
-            offset, nbytes = (int(v) for v in entries[self._grid[(time_index, *index)]])
+        for position, box in self._space:
+            offset, nbytes = (int(v) for v in entries[time_index * self._n_in_time + position])
             if offset != MISSING:
                 chunk = self._spec.codec.decode(data[offset : offset + nbytes], self._spec.chunk_shape)
                 for record in kept:
-                    part = slab.records[record][box]
+                    part = slab.records[record][box[1:]]
                     part[...] = chunk[record][tuple(slice(n) for n in part.shape)]
         slab.present |= kept
         slab.is_dirty = True
@@ -385,24 +390,26 @@ class OpenShard:
         self, time_index: int, records: NDArray[Any], scratch: Scratch | None, *, is_borrowed: bool = False
     ) -> None:
         """Encode the inner chunks of a position in time: all of them, or none when one fails."""
-        at = self._grid[time_index]
-        entries, end = self._entries[at], self._end  # a copy
-        encoded: list[Any] = []
-        for index, box in self._space:
-            entry = entries[index]
-            # What an earlier object stored stays stored, also when the records that are left of it are all fill: its
-            # bytes would otherwise lie behind all that the index names, and the next `from_object` would drop them.
-            is_stored = bool(entry[0] != MISSING)
-            view = records[(slice(None), *box)]
-            pieces = self._encoder.encode(view, scratch, is_stored=is_stored, is_borrowed=is_borrowed)
+        first, end = time_index * self._n_in_time, self._end
+        # What an earlier object stored stays stored, also when the records that are left of it are all fill: its
+        # bytes would otherwise lie behind all that the index names, and the next `from_object` would drop them.
+        is_stored = (self._entries[first : first + self._n_in_time, 0] != MISSING).tolist() if end else None
+        encode, encoded = self._encoder.encode, list[Any]()
+        found: list[int] = []
+        entries: list[tuple[int, int]] = []
+        for position, box in self._space:
+            must_store = is_stored is not None and is_stored[position]
+            pieces = encode(records[box], scratch, is_stored=must_store, is_borrowed=is_borrowed)
             if pieces is None:
                 continue
-            nbytes = sum(len(p) for p in pieces)
-            entry[:] = end, nbytes
+            nbytes = sum(map(len, pieces))
+            found.append(first + position)
+            entries.append((end, nbytes))
             encoded += pieces
             end += nbytes
+        if found:
+            self._entries[found] = entries
         self._pieces += encoded
-        self._entries[at] = entries
         self._end = end
 
 

@@ -48,6 +48,7 @@ def zygote() -> str:
         [sys.executable, "-m", "tests.support.zygote", path],
         stdin=subprocess.PIPE,
         cwd=Path(__file__).parents[2],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # else numpy's starts threads when it is imported
     )
 
     def end() -> None:
