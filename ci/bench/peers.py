@@ -12,6 +12,7 @@ could not be measured.
 
     python ci/bench/peers.py --quick                          two rounds, two codecs, one kind of data
     python ci/bench/peers.py --work a,b --peers mpistream,tensorstore --rounds 7
+    python ci/bench/peers.py --work a --only plume            the cases whose titles have this
 """
 
 from __future__ import annotations
@@ -297,6 +298,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = list(dict.fromkeys(row.peer for row in ROWS))
     parser.add_argument("--work", default="a,b,c,d,e,f", help="which of a to f, with commas")
+    parser.add_argument("--only", default="", help="only cases with this in their titles, such as 'zeros'")
     parser.add_argument("--peers", default="", help=f"which of {','.join(names)}; all by default")
     parser.add_argument("--rounds", type=int, default=0, help="turns of each row: 5, or 2 with --quick")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, codecs, kinds of data and records")
@@ -325,6 +327,8 @@ def main() -> int:
     document: dict[str, Any] = {"benchmark": "peers", **settings_of(arguments, missing), "cases": []}
     verdicts, measured_cases = [], []
     for case in cases_of(arguments.work, is_quick=arguments.quick):
+        if arguments.only not in case.title:
+            continue
         rows = measure(case, arguments, missing)
         show(case, rows)
         measured_cases.append((case, rows))

@@ -86,7 +86,7 @@ _NOTES = """
   third record until all is closed; one record is read back and compared in every turn
 - limit: codec calls, CRC32C, one file a rank and record, nothing else, with an allocator that keeps freed memory
 - mpistream: a commit a record, but for the rows that say no commit: what is written is committed when it is closed, as
-  nothing of the others is; durability none but for the rows that say fsync
+  nothing of the others is; durability none but for the rows that say fsync; fill_value=0 for data with empty chunks
 - zarr-python: whole shards; write_empty_chunks=True for data without empty chunks (user guide, Optimizing
   performance); growing: rank 0 resizes, the others open again
 - zarrs: codec_pipeline.path, its defaults (README of zarrs-python)

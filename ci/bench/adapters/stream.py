@@ -34,11 +34,13 @@ class Peer(Base):
     def open(self) -> None:
         job = self.job
         units = "seconds since 2000-01-01"
+        # Inner chunks that are all fill are not stored.
+        u = ms.Variable(("time", "y", "x"), "float32", fill_value=0 if job.has_empty_chunks else None)
         time = ms.AppendTime(units=units) if job.is_growing else ms.IndexedTime(self.times, units=units)
         schema = ms.StreamSchema(
             dims={"time": None, "y": job.ny * self.comm.size, "x": job.nx},
             time=time,
-            variables={name: ms.Variable(("time", "y", "x"), "float32") for name in job.names},
+            variables=dict.fromkeys(job.names, u),
             shard_shape={"time": 1, "y": job.ny, "x": job.nx},
             chunk_shape={"time": 1, "y": job.chunk_ny, "x": job.nx},
             codec=self.chain(),
