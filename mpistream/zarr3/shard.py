@@ -407,9 +407,10 @@ class OpenShard:
             entries.append((end, nbytes))
             encoded += pieces
             end += nbytes
-        if found:
-            self._entries[found] = entries
+        at, new = np.array(found, np.intp), np.array(entries, np.uint64).reshape(-1, 2)
+        # What can fail comes first. An entry never names bytes that are not there.
         self._pieces += encoded
+        self._entries[at] = new
         self._end = end
 
 

@@ -176,12 +176,13 @@ class _Log:
         is_loose_data = any(a != b for n, (a, b) in writes.items() if n in outside)
         for chosen, is_double, text in self._choices(loose):
             applied = sorted([*fixed, *chosen])
+            doubled = double.intersection(applied) if is_double else frozenset[int]()
             loose_data = frozenset(n for n, (a, b) in writes.items() if a != b) if is_loose_data else None
             for data in ("whole", "empty", "half") if is_loose_data else ("whole",):
-                key = (*known, tuple(applied), is_double, data, loose_data)
+                key = (*known, tuple(applied), doubled, data, loose_data)
                 if key not in seen:
                     seen.add(key)
-                    build = partial(self._build, applied, writes, data, double if is_double else frozenset())
+                    build = partial(self._build, applied, writes, data, doubled)
                     text_of = f"{text}, data {data}"
                     yield Crash(build=build, told=told, n_manifests=n_manifests, cut=cut, text=text_of)
 

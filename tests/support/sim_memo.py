@@ -112,7 +112,7 @@ def memoised() -> Iterator[None]:
         (lease, "_system", _Memo(lease._system, lambda: None)),
         # Of a process that is alive, which all are that are asked for here: they are this one.
         (lease, "_state_and_start", _Memo(lease._state_and_start, lambda pid: pid)),
-        (Manifest, "from_bytes", staticmethod(_Memo(Manifest.from_bytes, lambda data, *_: data))),
+        (Manifest, "from_bytes", staticmethod(_Memo(Manifest.from_bytes, lambda *args: args))),
         (StreamSchema, "from_json", staticmethod(_Memo(StreamSchema.from_json, json.dumps))),
         (StreamSchema, "with_layout", with_layout.method()),
         (StreamSchema, "fingerprint", fingerprint.method()),

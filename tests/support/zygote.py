@@ -78,6 +78,8 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     while not data.endswith(b"\n"):
         more = connection.recv(1 << 16)
         if not more:
+            for descriptor in descriptors:  # the launcher waits for their end
+                os.close(descriptor)
             raise EOFError("a client died before it had said what it wants")
         data += more
     return json.loads(data), descriptors
