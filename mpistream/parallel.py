@@ -923,7 +923,9 @@ def _at_exit() -> None:
             if not writer._owner.is_published:
                 _say(f"{writer._store.url}: plain Zarr readers don't see the last commit: a resume or repair shows it")
         if writer._owner is not None and writer._owner.keeper is not None:
-            writer._owner.keeper.close(failed=not writer._commits_tokens and writer._has_uncommitted())
+            # What Python sets when nobody caught an exception, before this is called.
+            has_raised = getattr(sys, "last_value", None) is not None
+            writer._owner.keeper.close(failed=not writer._commits_tokens and (has_raised or writer._has_uncommitted()))
 
 
 # Handlers are called in reverse order: this one behind what a program registers once it has opened a stream, and before

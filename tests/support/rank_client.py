@@ -25,7 +25,8 @@ def main() -> None:
     connection.connect(path)
     data = json.dumps(request).encode() + b"\n"
     sent = socket.send_fds(connection, [data], numbers)
-    connection.sendall(data[sent:])
+    if sent < len(data):  # a rank may have ended by now: no empty message
+        connection.sendall(data[sent:])
     # The launcher is to see them closed when the rank is gone, or closes them.
     for number in numbers:
         os.close(number)

@@ -168,7 +168,7 @@ def test_buckets_go_on_after_a_kill(tmp_path: Path) -> None:
 def test_tests_of_a_model_run_and_find_what_differs(tmp_path: Path) -> None:
     """The template passes on two ranks; where the output depends on the ranks it fails, and says where."""
     template = HEAT.with_name("testing") / "test_model.py"
-    call = ("-m", "mpi4py", "-m", "pytest", "-q", "--with-mpi", "-p", "no:cacheprovider")
+    call = ("-m", "mpi4py", "-m", "pytest", "-q", "--with-mpi", "--color=no", "-p", "no:cacheprovider")
     done = mpiexec(2, (*call, template))
     assert "2 passed" in done.stdout
     broken = tmp_path / "test_broken.py"

@@ -328,6 +328,17 @@ def test_clean_up_of_the_program_at_exit_comes_first(tmp_path: Path) -> None:
     assert (lease["closed"], lease["failed"]) == (True, False)
 
 
+@pytest.mark.parametrize("end", ["raise KeyError", ""])
+def test_program_that_an_exception_ends_has_failed(tmp_path: Path, end: str) -> None:
+    """All that was written is committed, but nobody who waits for the run may take it for whole."""
+    program = f"{_CLEANS_UP}writer.commit()\n{end}"
+    program = program.replace("atexit.register(lambda: writer.close())", "")
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "s")], check=False, timeout=60)
+    assert done.returncode == bool(end)
+    lease = json.loads((tmp_path / "s/.mpistream/lease").read_text())
+    assert (lease["closed"], lease["failed"]) == (True, bool(end))
+
+
 @pytest.mark.parametrize(
     ("options", "wait"),
     [
